@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 import torch
 from conftest import TOLERANCE, ModelMaker, padded, random_sentences
+from saved_model import trained_tokenizer
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
@@ -101,6 +102,24 @@ def test_nothing_deprecated_is_used(lively_model: ModelMaker, beams: int, caplog
     finally:
         logger.removeHandler(caplog.handler)
     assert not [record.getMessage() for record in caplog.records if "deprecated" in record.getMessage()]
+
+
+def test_the_checks_of_a_search_allow_unusual_calls(lively_model: ModelMaker) -> None:
+    """Arguments that transformers passes on, settings in the generation config, and another model within the search."""
+    model, other, batch = lively_model(1), lively_model(2), padded([[5, 6, 7, 8, 2]])
+
+    class WithOther(LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            source = batch["input_ids"].repeat_interleave(len(input_ids), dim=0)
+            return scores + other(source, decoder_input_ids=input_ids[:, -1:]).logits[:, -1] * 0
+
+    best, greedy = model.generate(**batch), model.generate(**batch, num_beams=1)
+    assert torch.equal(model.generate(**batch, tokenizer=trained_tokenizer()), best)
+    assert torch.equal(model.generate(**batch, assistant_model=other), best), "transformers ignores it with beams"
+    for beams, expected in ((4, best), (1, greedy)):
+        assert torch.equal(model.generate(**batch, num_beams=beams, logits_processor=[WithOther()]), expected)
+    model.generation_config.prompt_lookup_num_tokens = 2
+    assert torch.equal(model.generate(**batch, num_beams=1), greedy)
 
 
 def test_padding_in_front_is_refused(lively_model: ModelMaker) -> None:

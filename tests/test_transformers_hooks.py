@@ -19,6 +19,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.generation import utils
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.configuration_vaswani_transformer import NEWEST_TRANSFORMERS
 from vaswani_transformer.modeling_vaswani_transformer import (
     CACHE_NAME,
     HOOKS,
@@ -54,6 +55,9 @@ BEAM_SEARCH = [
     ("_beam_search", r"self\._check_early_stop_heuristic\(", "GenerationMixin._check_early_stop_heuristic("),
     ("generate", r"getattr\(type\(self\), GENERATION_MODES", "getattr(GenerationMixin, GENERATION_MODES"),
     ("_beam_search", r'if hasattr\(self, "_reorder_cache"\)', "if False"),
+    # called in some steps only
+    ("_beam_search", r'if hasattr\(self, "_reorder_cache"\)', "if cur_len < 3"),
+    ("_beam_search", r"length_penalty = .*", "length_penalty = 1.0"),
     # called with other arguments
     (
         "_beam_search",
@@ -76,6 +80,8 @@ ANY_SEARCH = [
     ),
     # more than the last token
     ("prepare_inputs_for_generation", r"input_ids\[:, -next_sequence_length:\]", "input_ids[:, -2:]"),
+    # the padding of the source forgotten
+    ("prepare_inputs_for_generation", r"return model_inputs", "return model_inputs | {'attention_mask': None}"),
     # the limits of the sentences are ignored
     ("_get_stopping_criteria", r"self\._merge_criteria_processor_list\(criteria, stopping_criteria\)", "criteria"),
 ]
@@ -97,14 +103,17 @@ def test_a_changed_search_is_an_error(
     with pytest.raises((RuntimeError, TypeError)) as error:
         model.generate(**batch, num_beams=beams)
     message = str(error.value)
-    assert f"transformers {transformers.__version__}" in message and "pip install" in message, message
+    assert f"transformers {transformers.__version__}" in message, message
+    assert "pip install" in message or transformers.__version__ == NEWEST_TRANSFORMERS, message
     assert "\n" not in message
 
 
 @pytest.mark.parametrize("name", sorted(OVERRIDDEN))
 def test_a_missing_method_is_an_error(lively_model: ModelMaker, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.delattr(GenerationMixin, name)
-    with pytest.raises(RuntimeError, match=rf"{name}\(\): transformers {transformers.__version__} is not as"):
+    with pytest.raises(
+        RuntimeError, match=rf"{name}\(\), which .* not expect of transformers {transformers.__version__}"
+    ):
         lively_model(1).generate(**padded([[5, 6, 7, 2]]))
 
 
@@ -117,20 +126,12 @@ def test_every_private_override_is_checked() -> None:
         private = {name for name in vars(ours) if name.startswith("_") and not name.startswith("__")}
         inherited = {name for name in private if hasattr(GenerationMixin, name) or hasattr(PreTrainedModel, name)}
         functions = {name for name in inherited if callable(getattr(ours, name))}
-        assert functions <= OVERRIDDEN | DOCUMENTED, "add it to HOOKS"
+        assert functions <= OVERRIDDEN | DOCUMENTED, "check in RunningSearch that it is called"
 
 
-# A change here would not be noticed while the search runs.
-@pytest.mark.parametrize(
-    ("fragment", "advice"),
-    [
-        ("beams_to_keep = max(2, 1 + n_eos_tokens) * num_beams", "a step may consider too few continuations"),
-        ("running_beam_scores[:, 1:] = -1e9", "empty beams are recognised by scores below -1e8"),
-    ],
-)
-def test_the_beam_search_contains_the_expected_code(fragment: str, advice: str) -> None:
-    source = inspect.getsource(vars(GenerationMixin)["_beam_search"])
-    assert fragment in source, f"in GenerationMixin._beam_search: {advice}"
+def test_empty_beams_have_the_expected_score() -> None:
+    """A change would not be noticed while the search runs: scores below -1e8 are those of empty beams."""
+    assert "running_beam_scores[:, 1:] = -1e9" in inspect.getsource(vars(GenerationMixin)["_beam_search"])
 
 
 @pytest.mark.parametrize("part", ["model", "base model", "encoder", "decoder"])

@@ -23,16 +23,16 @@ if TYPE_CHECKING:  # transformers downloads and saves the files that relative im
     from .pipeline_vaswani_transformer import VaswaniTransformerTranslationPipeline  # noqa: F401
     from .text_vaswani_transformer import split_text  # noqa: F401
 
-# The newest version of transformers with which all tests of this code have passed (`make test-versions`).
+# The newest version of transformers with which the tests have passed.
 NEWEST_TRANSFORMERS = "5.24.0"
 
 
-def untried_transformers(found: str) -> str:
-    """Return the message for a sign that transformers works otherwise than this code expects."""
-    return (
-        f"{found}: transformers {transformers.__version__} is not as this model's code expects; "
-        f'pip install "transformers=={NEWEST_TRANSFORMERS}", or update the code of the model'
-    )
+def incompatible_transformers(found: str) -> str:
+    """Return the error message for a call or a result that this code does not expect of transformers."""
+    remedy = f'pip install "transformers=={NEWEST_TRANSFORMERS}", or update the code of the model'
+    if transformers.__version__ == NEWEST_TRANSFORMERS:
+        remedy = "check the arguments, or report a bug of the model's code"
+    return f"{found}, which the model's code does not expect of transformers {transformers.__version__}: {remedy}"
 
 
 # Entries of config.json by which transformers finds the code without this package. Its own registration writes only

@@ -15,6 +15,7 @@ This file is published with every model and imports only torch and transformers.
 import copy
 import inspect
 import math
+from collections import Counter
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -49,13 +50,13 @@ from transformers.utils.generic import ModelOutput, can_return_tuple, merge_with
 from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .configuration_vaswani_transformer import VaswaniTransformerConfig, untried_transformers
+from .configuration_vaswani_transformer import VaswaniTransformerConfig, incompatible_transformers
 
-# The name of the cache among the arguments of transformers' functions and the fields of its outputs: "cache" since
-# transformers 5.24, "past_key_values" before. The methods below accept both.
+# The name of the cache in arguments of transformers' functions and in its outputs: "cache" since transformers 5.24,
+# "past_key_values" before. The methods below accept both.
 CACHE_NAME = next((name for name in ("cache", "past_key_values") if name in Seq2SeqLMOutput.__dataclass_fields__), "")
 if CACHE_NAME not in inspect.signature(create_causal_mask).parameters:
-    raise ImportError(untried_transformers("the cache has another name in masks or outputs"))
+    raise ImportError(incompatible_transformers("the cache has another name in masks or outputs"))
 
 # ---- Section 3.5: positional encoding ------------------------------------------------------------------------------
 
@@ -474,7 +475,7 @@ class VaswaniTransformerDecoder(Stack):
             cache = None
         hidden_states = self.embed(input_ids, inputs_embeds, start)
         past = None if cache is None else cache.self_attention_cache
-        mask = create_causal_mask(self.config, hidden_states, attention_mask, **as_argument(past))
+        mask = create_causal_mask(self.config, hidden_states, attention_mask, **cache_keyword(past))
         memory_mask = create_bidirectional_mask(
             self.config,
             hidden_states,
@@ -484,7 +485,7 @@ class VaswaniTransformerDecoder(Stack):
         for layer in self.layers:
             hidden_states = layer(hidden_states, encoder_hidden_states, mask, memory_mask, cache=cache, **kwargs)
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.final_norm(hidden_states), **as_argument(cache)
+            last_hidden_state=self.final_norm(hidden_states), **cache_keyword(cache)
         )
 
 
@@ -566,7 +567,7 @@ class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
         )
         return Seq2SeqModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
-            **as_argument(getattr(decoder_outputs, CACHE_NAME)),
+            **cache_keyword(getattr(decoder_outputs, CACHE_NAME)),
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
@@ -580,7 +581,7 @@ def target_vocab_size(config: VaswaniTransformerConfig) -> int:
     return config.decoder_vocab_size or config.vocab_size
 
 
-def as_argument(cache: Cache | None) -> dict[str, Any]:
+def cache_keyword(cache: Cache | None) -> dict[str, Any]:
     """Return the cache as keyword argument, by the name that the installed version of transformers gives it."""
     return {CACHE_NAME: cache}
 
@@ -591,8 +592,12 @@ def given_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | N
     return past_key_values if cache is None else cache
 
 
-# Arguments of `forward` that only transformers reads, in its decorators and attention functions.
+# Arguments of `forward` that only transformers reads: in its decorators and attention functions, or in generate(),
+# which passes them on.
 READ_BY_TRANSFORMERS = {
+    "assistant_model",
+    "assistant_tokenizer",
+    "tokenizer",
     "output_attentions",
     "output_hidden_states",
     "return_dict",
@@ -604,7 +609,7 @@ READ_BY_TRANSFORMERS = {
 
 
 def refuse_unknown_arguments(arguments: dict[str, Any], *ignored: str) -> None:
-    """Raise `TypeError` for an argument that nothing reads. An argument that is None is as good as absent.
+    """Raise `TypeError` for an argument that nothing reads. Arguments that are None are ignored.
 
     Ignoring the cache under a new name, for example, would decode every token as if it were the first.
     """
@@ -612,7 +617,7 @@ def refuse_unknown_arguments(arguments: dict[str, Any], *ignored: str) -> None:
         if value is not None and name not in READ_BY_TRANSFORMERS and name not in ignored:
             raise TypeError(
                 f"forward() has no argument `{name}`; correct its name, or, if the call is transformers' own: "
-                + untried_transformers("the argument is new")
+                + incompatible_transformers("the argument is new")
             )
 
 
@@ -709,65 +714,85 @@ def gnmt_length_penalty(length: int | Tensor, alpha: float | Tensor) -> float | 
 
 @dataclass
 class RunningSearch:
-    """What the methods below need to know of a running `generate()`, and what proves that transformers runs it as here.
+    """State of a running `generate()` that transformers does not pass to the overridden methods.
 
-    transformers may rename, move or drop the methods that are overridden; the search would then be another one. So they
-    are noted when they are called, and each step is compared with what the decoder has read.
+    They also record their calls here. If transformers renames, moves or drops one of them, its search is another one,
+    and `check_end` raises an error. `check_step` compares the steps with what the decoder reads.
     """
 
+    model: nn.Module
     prompt_length: int  # of the decoder, in tokens
     limits: Tensor | None  # (batch, 1), the most output tokens of each sentence; None: max_length for all
     lookahead: int | None  # tokens that a live hypothesis is assumed to grow by at most; None: up to its limit
+    length_penalty: float
+    has_padding: bool
     is_beam_search: bool
-    is_speculative: bool  # the decoder reads tokens that are not yet accepted
+    is_speculative: bool  # a step may read and accept several tokens
+    has_cache: bool = False
     n_best: int = 1  # hypotheses returned per sentence
     end_tokens: Tensor | None = None  # None: hypotheses end only at a limit
     length: int = 0  # of the sequences in this step, before its token
-    decoded: int | None = None  # tokens that the decoder has read in this step; None: unknown, as if it is compiled
-    called: set[str] = field(default_factory=set)
-    expected: set[str] = field(default_factory=set)
+    tokens_read: int | None = None  # by the decoder in this step; None: unknown, as in a compiled model
+    calls: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self):
-        self.expected.add("SearchStep")
-        if self.is_beam_search:
-            self.expected |= {"_beam_search", *HOOKS}
+        self.length = self.prompt_length - 1
 
-    def note_forward(self, decoder_input_ids: Tensor | None, cache: Cache | None) -> None:
-        """Note how many tokens the decoder reads, those in the cache included."""
+    def record_forward(self, decoder_input_ids: Tensor | None, attention_mask: Tensor | None, cache: Cache | None):
+        """Record how many tokens the decoder reads, including those in the cache."""
+        if self.has_padding and attention_mask is None:
+            raise RuntimeError(incompatible_transformers("the decoder receives no mask of the source's padding"))
         past = 0 if cache is None else cache.get_seq_length()
         if decoder_input_ids is None or (isinstance(past, Tensor) and not past.is_cpu):
-            self.decoded = None  # reading `past` would wait for the GPU
-            return
-        self.decoded = int(past) + decoder_input_ids.shape[1]
-        if self.is_beam_search and past > 0:
-            self.expected.add("_reorder_cache")
+            self.tokens_read = None  # reading `past` would wait for the GPU
+        else:
+            self.tokens_read = int(past) + decoder_input_ids.shape[1]
 
-    def note_step(self, length: int) -> None:
-        """Compare the length of the sequences before this step's token with what the decoder has read."""
-        self.called.add("SearchStep")
+    def check_step(self, length: int) -> None:
+        """Record a step, whose sequences have `length` tokens before the new one.
+
+        Raises `RuntimeError` if the decoder has read fewer or more, or if steps were left out.
+        """
+        self.calls["SearchStep"] += 1
+        tokens_read, self.tokens_read = self.tokens_read, None
+        if self.is_speculative:
+            is_expected = tokens_read is None or tokens_read >= length
+        else:
+            is_expected = tokens_read in (None, length) and length == self.length + 1
+        if not is_expected:
+            found = (
+                f"step {self.length + 2 - self.prompt_length} has {length} tokens, and the decoder read {tokens_read}"
+            )
+            raise RuntimeError(incompatible_transformers(found))
         self.length = length
-        read, self.decoded = self.decoded, None
-        if read is not None and (read < length or read > length and not self.is_speculative):
-            raise RuntimeError(untried_transformers(f"the decoder has read {read} tokens of {length}"))
 
-    def note_hook(self, name: str, **lengths: tuple[int, int]) -> None:
-        """Note the call of an overridden method; lengths: found and expected values of its arguments, by name."""
-        self.called.add(name)
-        for argument, (found, expected) in lengths.items():
+    def record_call(self, name: str, **values: tuple[object, object]) -> None:
+        """Record the call of an overridden method; values: the found and the expected value of an argument, by name."""
+        self.calls[name] += 1
+        for argument, (found, expected) in values.items():
             if found != expected:
-                raise RuntimeError(untried_transformers(f"`{argument}` of {name}() is {found} instead of {expected}"))
+                message = f"`{argument}` of {name}() is {found} instead of {expected}"
+                raise RuntimeError(incompatible_transformers(message))
 
     def check_end(self) -> None:
-        """Raise `RuntimeError` if the search did not call what makes it the search of the paper."""
-        if missing := self.expected - self.called:
-            raise RuntimeError(untried_transformers(f"the search did not call {min(missing)}()"))
+        """Raise `RuntimeError` if a method that makes the search the paper's was not called, or not in each step."""
+        steps = self.calls["SearchStep"]
+        expected = {"SearchStep": max(1, steps)}
+        if self.is_beam_search:
+            expected |= {"_beam_search": 1} | dict.fromkeys(HOOKS, steps)
+            if self.has_cache:
+                expected["_reorder_cache"] = steps
+        for name, times in expected.items():
+            if self.calls[name] != times:
+                found = f"the search called {name}() {self.calls[name]} times instead of {times}"
+                raise RuntimeError(incompatible_transformers(found))
 
 
 _running_search: ContextVar[RunningSearch | None] = ContextVar("running search", default=None)
 
-# Methods of transformers' beam search that are overridden, apart from `_beam_search` itself.
+# Methods of transformers' beam search that are overridden and called once per step.
 HOOKS = ("_update_finished_beams", "_check_early_stop_heuristic")
-# Arguments of generate() with which the decoder reads several tokens per step, or another search is requested.
+# Settings with which a step may read and accept several tokens.
 SPECULATIVE = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "custom_generate")
 
 
@@ -786,7 +811,7 @@ class SearchStep(StoppingCriteria):
 
     # The base class declares torch's legacy type BoolTensor.
     def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        self.search.note_step(input_ids.shape[1] - 1)
+        self.search.check_step(input_ids.shape[1] - 1)
         rows = input_ids.shape[0]
         if self.search.limits is None:
             return input_ids.new_zeros(rows, dtype=torch.bool)
@@ -794,8 +819,8 @@ class SearchStep(StoppingCriteria):
         return input_ids.shape[1] - self.search.prompt_length >= limits
 
 
-def complete_arguments(kwargs: dict[str, Any]) -> None:
-    """Change arguments of generate() that transformers' own would take wrongly or fail on."""
+def normalize_arguments(kwargs: dict[str, Any]) -> None:
+    """Normalize arguments that transformers' `generate()` misinterprets or rejects."""
     for name in ("num_beams", "num_return_sequences", "length_penalty", "early_stopping", "use_cache"):
         if kwargs.get(name, False) is None:
             del kwargs[name]
@@ -819,9 +844,9 @@ def check_hooks() -> None:
     for name, names in needed.items():
         theirs = getattr(GenerationMixin, name, None)
         if theirs is None:
-            raise RuntimeError(untried_transformers(f"the search has no method {name}()"))
+            raise RuntimeError(incompatible_transformers(f"the search has no method {name}()"))
         for missing in names - set(inspect.signature(theirs).parameters):
-            raise RuntimeError(untried_transformers(f"{name}() has no argument `{missing}`"))
+            raise RuntimeError(incompatible_transformers(f"{name}() has no argument `{missing}`"))
 
 
 class VaswaniTransformerGenerationMixin(GenerationMixin):
@@ -838,7 +863,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
 
     The overridden private methods take keyword arguments; the type checker compares them with transformers' positional
     signatures. `check_hooks` compares their names with the installed transformers before a search, and `RunningSearch`
-    proves that they were called.
+    records their calls.
     """
 
     config: VaswaniTransformerConfig
@@ -875,7 +900,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         """
         check_hooks()
         self._replace_derived_generation_config()  # if from_pretrained has not called adjust_generation_fn
-        complete_arguments(kwargs)
+        normalize_arguments(kwargs)
 
         def requested(name: str):
             value = kwargs.get(name)
@@ -907,11 +932,14 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
                 generation_config = copy.deepcopy(generation_config)
                 generation_config.max_length = longest
         running = RunningSearch(
+            cast(nn.Module, self),
             prompt_length,
             None if limits is None else limits[:, None],
             lookahead,
+            length_penalty=1.0 if length_penalty is None else length_penalty,  # as in transformers
+            has_padding=not bool(mask.all()),
             is_beam_search=(num_beams or 1) > 1,
-            is_speculative=any(requested(name) for name in SPECULATIVE),
+            is_speculative=any(setting(name) for name in SPECULATIVE),
         )
         stopping_criteria = StoppingCriteriaList([*(stopping_criteria or []), SearchStep(running)])
         # transformers types `self` of its mixin as a protocol with more attributes than a model declares.
@@ -921,11 +949,11 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             output = search(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
         except TypeError as error:
             if any(name in str(error) for name in HOOKS):  # called with other arguments
-                raise RuntimeError(untried_transformers(str(error))) from error
+                raise RuntimeError(incompatible_transformers(str(error))) from error
             raise
         finally:
             _running_search.reset(previous)
-        if kwargs.get("custom_generate") is None:  # which is another search by request
+        if kwargs.get("custom_generate") is None:  # with which the caller chooses another search
             running.check_end()
         return output
 
@@ -940,8 +968,8 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             return True
         if generation_config is None:
             return False
-        is_models = getattr(generation_config, "max_source_length_offset", None) is not None
-        default = 20 if is_models else None
+        has_offset = getattr(generation_config, "max_source_length_offset", None) is not None
+        default = 20 if has_offset else None
         return generation_config.max_new_tokens is not None or generation_config.max_length not in (None, default)
 
     def _pop_lookahead(self, kwargs: dict, default: int | None) -> int | None:
@@ -992,7 +1020,8 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
     ):
         search = super()._beam_search  # pyright: ignore[reportAttributeAccessIssue]  # as in `generate`
         running = running_search()
-        running.note_hook("_beam_search")
+        running.record_call("_beam_search")
+        running.has_cache = kwargs.get(CACHE_NAME) is not None
         running.n_best, running.end_tokens = generation_config.num_return_sequences, generation_config._eos_token_tensor
         return search(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
 
@@ -1012,12 +1041,15 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
     ):
         """Add the continuations of this step that finish to the finished hypotheses."""
         search = running_search()
-        search.note_hook(
+        search.record_call(
             "_update_finished_beams",
             cur_len=(cur_len, search.length),
             decoder_prompt_len=(decoder_prompt_len, search.prompt_length),
-            candidates=(min(topk_log_probs.shape[1], 2 * num_beams), 2 * num_beams),
+            length_penalty=(length_penalty, search.length_penalty),
         )
+        if topk_log_probs.shape[1] < 2 * num_beams:
+            found = f"a step has {topk_log_probs.shape[1]} candidates for {num_beams} beams"
+            raise RuntimeError(incompatible_transformers(found))
         stops = next_token_hits_stopping_criteria & (topk_log_probs > VALID_ABOVE)
         ends = torch.zeros_like(stops)
         if search.end_tokens is not None:
@@ -1060,7 +1092,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         it is the current penalty. With True, the caller stops a sentence when `beam` hypotheses have finished.
         """
         search = running_search()
-        search.note_hook("_check_early_stop_heuristic", cur_len=(cur_len, search.length + 1))
+        search.record_call("_check_early_stop_heuristic", cur_len=(cur_len, search.length + 1))
         length = cur_len - decoder_prompt_len
         if early_stopping == "never" and length_penalty > 0:
             lookahead = max_length if search.lookahead is None else search.lookahead
@@ -1072,7 +1104,8 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         return is_early_stop_heuristic_unsatisfied & may_improve
 
     def _reorder_cache(self, cache: EncoderDecoderCache, beam_idx: torch.LongTensor) -> EncoderDecoderCache:
-        running_search().note_hook("_reorder_cache")
+        if (search := _running_search.get()) is not None:
+            search.record_call("_reorder_cache")
         # All beams of a sentence share its memory, so only the self-attention cache is reordered.
         cache.self_attention_cache.reorder_cache(beam_idx)
         return cache
@@ -1147,8 +1180,8 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         cache = given_cache(cache, past_key_values)
-        if not is_tracing() and (search := _running_search.get()) is not None:
-            search.note_forward(decoder_input_ids, cache)
+        if not is_tracing() and (search := _running_search.get()) is not None and search.model is self:
+            search.record_forward(decoder_input_ids, attention_mask, cache)
         outputs = self.model(
             input_ids,
             attention_mask,
