@@ -10,7 +10,7 @@ help:
 	@echo "make demo          train a small English-German model (minutes), translate, show its attention"
 	@echo "make test          the fast tests (minutes)"
 	@echo "make test-slow     the slow tests, and every code block of the documentation"
-	@echo "make test-versions the tests that depend on them, with the lowest and newest versions of the packages"
+	@echo "make test-versions the tests that depend on transformers and others, with the lowest and newest versions of these"
 	@echo "make test-browser  the Space and the static page in Chromium (apt-get install chromium)"
 	@echo "make test-hf       transformers' own tests of models and tokenizers, run on this model"
 	@echo "make lint          formatting, lint and types"

@@ -1,10 +1,12 @@
-"""Run the tests of what depends on transformers and its like with other versions than those of constraints.txt.
+"""Run the tests that depend on transformers, tokenizers, Accelerate, ONNX or ONNX Runtime with other versions of these.
 
     make test-versions                      all sets below
-    make test-versions VERSIONS=newest      only that one, as .ci/run does
+    make test-versions VERSIONS=newest      one set, as .ci/run does
+    .venv-versions/newest/bin/python -m pytest -k static tests/test_generate.py     some tests with the same versions
 
 A set has an environment of its own, .venv-versions/NAME, which sees all of .venv and shadows the packages that differ,
-so that torch is not installed twice. Exit code 1 if a set fails; a registry that cannot be reached is only reported.
+so that torch is not installed twice. Exit code 1 if a set fails, 2 for an unknown set; a registry that cannot be reached
+is only reported.
 """
 
 import re
@@ -13,7 +15,6 @@ import sys
 import sysconfig
 import tomllib
 import venv
-from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def registry_answers(python: Path) -> bool:
     return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
 
 
-def run(name: str, pytest_arguments: Iterable[str]) -> bool:
+def run(name: str) -> bool:
     """Install and test a set; return whether it passes."""
     requirements, tests = SETS[name]
     python = environment(name)
@@ -91,10 +92,13 @@ def run(name: str, pytest_arguments: Iterable[str]) -> bool:
         print(f"{name}: the versions of constraints.txt, which `make test` tests")
         return True
     print(f"{name}: {', '.join(differing)}", flush=True)
-    return subprocess.run([python, "-m", "pytest", *tests, *pytest_arguments], cwd=ROOT).returncode == 0
+    return subprocess.run([python, "-m", "pytest", *tests], cwd=ROOT).returncode == 0
 
 
 if __name__ == "__main__":
-    names = [name for name in sys.argv[1:] if name in SETS] or list(SETS)
-    failed = [name for name in names if not run(name, [word for word in sys.argv[1:] if word not in SETS])]
+    names = sys.argv[1:] or list(SETS)
+    if unknown := set(names) - SETS.keys():
+        print(f"error: there is no set {min(unknown)!r}; the sets are {', '.join(SETS)}", file=sys.stderr)
+        sys.exit(2)
+    failed = [name for name in names if not run(name)]
     sys.exit(f"failed with other versions: {', '.join(failed)}" if failed else 0)

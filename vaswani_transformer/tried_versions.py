@@ -1,7 +1,7 @@
 """The newest versions of other packages with which all tests have passed.
 
-The ranges in pyproject.toml are open towards later releases of the same major version. Who installs one that has not
-been tried is told so in the first line of `doctor` and of a training.
+The ranges in pyproject.toml are open towards later releases. `doctor` and `train` print a warning in their first line if
+an installed version is newer.
 """
 
 from collections.abc import Iterator
