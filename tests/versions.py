@@ -5,8 +5,8 @@
     .venv-versions/newest/bin/python -m pytest -k static tests/test_generate.py     some tests with the same versions
 
 A set has an environment of its own, .venv-versions/NAME, which sees all of .venv and shadows the packages that differ,
-so that torch is not installed twice. Exit code 1 if a set fails, 2 for an unknown set; a registry that cannot be reached
-is only reported.
+so that torch is not installed twice. Exit code 1 if a set fails, 2 for an unknown set; a registry that cannot be
+reached is only reported.
 """
 
 import re
