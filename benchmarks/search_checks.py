@@ -50,7 +50,7 @@ def compare(rounds: Rounds = 100, record: Record = None) -> None:
         return timed(calls, time.process_time)[0]
 
     def unchecked(beams: int) -> float:
-        methods = dict.fromkeys(("note_forward", "note_step", "note_hook", "check_end"), nothing)
+        methods = dict.fromkeys(("record_forward", "check_step", "record_call", "check_end"), nothing)
         functions = dict.fromkeys(("check_hooks", "refuse_unknown_arguments"), nothing)
         with patch.multiple(modeling.RunningSearch, **methods), patch.multiple(modeling, **functions):
             return checked(beams)

@@ -98,7 +98,8 @@ def test_only_learned_positions_have_a_maximum() -> None:
     """Code ported from Marian or BART may set one, which would limit translations."""
     sinusoidal = VaswaniTransformerConfig(max_position_embeddings=512)
     assert sinusoidal.learned_positions is None
-    assert sinusoidal.max_position_embeddings > 1024, "transformers' run_translation.py compares it with a length"
+    longest = sinusoidal.max_position_embeddings
+    assert longest and longest > 1024, "transformers' run_translation.py compares it with a length"
     learned = VaswaniTransformerConfig(position_embedding_type="learned", max_position_embeddings=512)
     assert learned.max_position_embeddings == learned.learned_positions == 512
     assert VaswaniTransformerConfig(position_embedding_type="learned").max_position_embeddings == 256

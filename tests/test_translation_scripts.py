@@ -113,8 +113,8 @@ def test_run_translation_no_trainer(folder: Path, num_beams: int | None) -> None
             tokens = accelerator.unwrap_model(model).generate(
                 batch["input_ids"], attention_mask=batch["attention_mask"], max_length=MAX_LENGTH, num_beams=num_beams
             )
-            tokens = accelerator.pad_across_processes(tokens, dim=1, pad_index=tokenizer.pad_token_id)
-            tokens = accelerator.gather_for_metrics(tokens)
-        translations += decoded(tokenizer, tokens)
+            padded: Any = accelerator.pad_across_processes(tokens, dim=1, pad_index=tokenizer.pad_token_id)
+            gathered: Any = accelerator.gather_for_metrics(padded)
+        translations += decoded(tokenizer, gathered)
     expected = Translator.from_pretrained(folder, device="cpu").translate(ENGLISH, num_beams=num_beams)
     assert translations == expected

@@ -1,7 +1,7 @@
 """The newest versions of other packages with which all tests have passed.
 
-The ranges in pyproject.toml are open towards later releases. `doctor` and `train` print a warning in their first line if
-an installed version is newer.
+The ranges in pyproject.toml are open towards later releases. If an installed version is newer, `doctor` and `train`
+begin with a warning.
 """
 
 from collections.abc import Iterator
