@@ -36,8 +36,9 @@ demo: install
 test: install
 	$(BIN)/pytest -m "not slow" $(TESTS)
 
-test-slow: install .venv-optimum/installed tests/node/node_modules/installed
+test-slow: install .venv-optimum/installed .venv-clients/installed tests/node/node_modules/installed
 	$(BIN)/pytest -m slow -n 1 $(TESTS)
+	.venv-clients/bin/python -m pytest -n 1 tests/test_clients.py
 
 test-versions: install
 	$(BIN)/python tests/versions.py $(VERSIONS)
@@ -53,6 +54,13 @@ PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
 	test -x .venv-space/bin/python || $(BIN)/python -m venv .venv-space
 	$(BIN)/python -c '$(PACKAGES)' > "$$(.venv-space/bin/python -c '$(PACKAGES)')/torch.pth"
 	.venv-space/bin/pip install --quiet --requirement $<
+	touch $@
+
+# Packages that the other tests do not need; docs/reference/compatibility.md has more of them.
+.venv-clients/installed: | install
+	test -x .venv-clients/bin/python || $(BIN)/python -m venv .venv-clients
+	$(BIN)/python -c '$(PACKAGES)' > "$$(.venv-clients/bin/python -c '$(PACKAGES)')/torch.pth"
+	.venv-clients/bin/pip install --quiet captum==0.9.0 inseq==0.7.1 lightning==2.6.6
 	touch $@
 
 # Optimum needs transformers 4.

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 
 pytestmark = pytest.mark.slow
+NEEDED = "runs in .venv-clients, at the end of `make test-slow`"
 
 
 def encoded(sentences: list[str]) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def translations(model: Model, sentences: list[str]) -> list[str]:
 def test_captum_explains_the_whole_difference_of_a_logit() -> None:
     """Both methods distribute f(source) - f(baseline) over the source tokens, without a remainder. Integrated gradients
     replace the output of the embedding in `forward`; Shapley values replace tokens."""
-    from captum.attr import LayerIntegratedGradients, ShapleyValueSampling
+    attr = pytest.importorskip("captum.attr", reason=NEEDED)
 
     model, source = trained_model(), encoded(ENGLISH[:1])
     ids, baseline = source["input_ids"], torch.full_like(source["input_ids"], 3)
@@ -44,11 +45,11 @@ def test_captum_explains_the_whole_difference_of_a_logit() -> None:
     assert difference.abs() > 0.1
 
     # captum types its callables and outputs loosely.
-    gradients: Any = LayerIntegratedGradients(logit, model.model.encoder.embed_tokens)
+    gradients: Any = attr.LayerIntegratedGradients(logit, model.model.encoder.embed_tokens)
     found = gradients.attribute(ids, baseline, n_steps=200, internal_batch_size=50)
     assert found.shape == (*ids.shape, model.config.d_model)
     torch.testing.assert_close(found.sum().to(difference.dtype), difference, atol=0.01, rtol=0.01)  # 200 steps
-    values: Any = ShapleyValueSampling(logit)
+    values: Any = attr.ShapleyValueSampling(logit)
     found = values.attribute(ids, baseline, n_samples=2)
     torch.testing.assert_close(found.sum(), difference, atol=1e-5, rtol=1e-5)
 
@@ -56,8 +57,7 @@ def test_captum_explains_the_whole_difference_of_a_logit() -> None:
 @pytest.mark.filterwarnings("ignore")  # warnings of inseq's many dependencies
 def test_inseq_attributes_each_token_of_the_translation(model_folder: Path) -> None:
     """inseq calls generate(), then the decoder once for each target token."""
-    import inseq
-
+    inseq = pytest.importorskip("inseq", reason=NEEDED)
     tokenizer, sentence = trained_tokenizer(), ENGLISH[1]
     eager: Any = Model.from_pretrained(model_folder, attn_implementation="eager").eval()
     source = encoded([sentence])
@@ -88,8 +88,7 @@ def test_inseq_attributes_each_token_of_the_translation(model_folder: Path) -> N
 
 @pytest.mark.filterwarnings("ignore")  # Lightning suggests more workers, and its own uses of torch are deprecated
 def test_lightning_trains_and_predicts_as_a_plain_loop(tmp_path: Path) -> None:
-    import lightning
-
+    lightning: Any = pytest.importorskip("lightning", reason=NEEDED)
     tokenizer, adam = trained_tokenizer(), {"lr": 3e-3, "betas": (0.9, 0.98)}
 
     def collate(pairs: list[tuple[str, str]]) -> dict[str, Any]:
