@@ -116,6 +116,15 @@ def test_onnxruntime_infers_symbolic_shapes(two_vocabularies: Path) -> None:
     assert compared_with_generate(model, session_of(inferred), 0) >= 60
 
 
+def test_a_graph_with_inferred_shapes_keeps_its_settings(model: Any, graph: onnx.ModelProto, session: Any) -> None:
+    """Tools that infer shapes take the default of an input for a constant."""
+    inferred, batch = session_of(onnx.shape_inference.infer_shapes(graph, data_prop=True)), batch_for(model, 0)
+    for beams, alpha, wanted in ((1, 0.6, 1), (2, 2.0, 2), (4, 0.6, 1), (8, 1.0, 3)):
+        settings = {"num_beams": beams, "length_penalty": alpha, "num_return_sequences": wanted}
+        expected, found = (by_graph(one, batch, **settings) for one in (session, inferred))
+        assert found.tokens == expected.tokens
+
+
 def test_every_weight_is_in_the_file_once(model: Any, graph: onnx.ModelProto) -> None:
     check_every_weight_once(graph.graph, model)
 

@@ -72,10 +72,13 @@ def export_single_graph(model: Model, attention: bool = False) -> ModelProto:
     with using_eager_attention(model):
         graphs = export_search(model, attention)
     op, pad = GraphBuilder("search."), cast(int, model.config.pad_token_id)
-    initial = initial_values(op, graphs, target_vocab_size(model.config))
-    returned = op.Where(op.Greater("num_return_sequences", 0), "num_return_sequences", "num_beams")  # 0: all
+    # Both are never negative. Without Abs, shape inference takes the default of an input for a constant, and ONNX Runtime
+    # folds the shapes that follow: other values would give wrong translations.
+    beams, returned = op.Abs("num_beams"), op.Abs("num_return_sequences")
+    initial = initial_values(op, graphs, beams, target_vocab_size(model.config))
+    returned = op.Where(op.Greater(returned, 0), returned, beams)  # 0: all
     # A sentence is done when the hypotheses to return are final; with a negative lookahead, when all have finished.
-    needed = op.Where(op.Less("early_stopping", 0), "num_beams", returned)
+    needed = op.Where(op.Less("early_stopping", 0), beams, returned)
     final = outer_loop(op, graphs, initial, op.Unsqueeze(op.Sub(needed, 1), [0]), pad)
     length = select_best(op, final["sequences"], final["scores"], op.Unsqueeze(returned, [0]), pad)
     if attention:
@@ -107,13 +110,12 @@ def inputs_and_outputs(model: Model, attention: bool) -> tuple[list, list, list]
     return inputs, outputs, defaults
 
 
-def initial_values(op: GraphBuilder, graphs: SearchGraphs, vocabulary: int) -> Values:
+def initial_values(op: GraphBuilder, graphs: SearchGraphs, beams: str, vocabulary: int) -> Values:
     """Encode the sentences. Return the outputs of `start`, and empty results for each row of the batch."""
-    beams = op.Range(0, "num_beams", 1)
     # `initial_hypotheses`: 2 x num_beams / vocabulary, rounded up
-    initial_live = op.Div(op.Add(op.Mul("num_beams", 2), vocabulary - 1), vocabulary)
+    initial_live = op.Div(op.Add(op.Mul(beams, 2), vocabulary - 1), vocabulary)
     settings = ["length_penalty", "early_stopping", "min_length", "max_length"]
-    inputs = [*IDS, beams, op.Range(0, initial_live, 1), *settings]
+    inputs = [*IDS, op.Range(0, beams, 1), op.Range(0, initial_live, 1), *settings]
     initial = {name: f"first.{name}" for name in graphs.types}
     op.inline(graphs.start, "start.", inputs, [*initial.values()])
     rows = op.Range(0, op.Squeeze(op.Shape("input_ids", end=1), [0]), 1)
