@@ -726,6 +726,7 @@ class RunningSearch:
     lookahead: int | None  # tokens that a live hypothesis is assumed to grow by at most; None: up to its limit
     length_penalty: float
     has_padding: bool
+    may_have_prefix: bool  # whether the cache may be filled before the first step, as by PEFT's prefix tuning
     is_beam_search: bool
     is_speculative: bool  # a step may read and accept several tokens
     has_cache: bool = False
@@ -733,6 +734,7 @@ class RunningSearch:
     end_tokens: Tensor | None = None  # None: hypotheses end only at a limit
     length: int = 0  # of the sequences in this step, before its token
     tokens_read: int | None = None  # by the decoder in this step; None: unknown, as in a compiled model
+    prefix_length: int = 0
     calls: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self):
@@ -755,10 +757,12 @@ class RunningSearch:
         """
         self.calls["SearchStep"] += 1
         tokens_read, self.tokens_read = self.tokens_read, None
+        if self.calls["SearchStep"] == 1 and self.may_have_prefix and tokens_read is not None:
+            self.prefix_length = max(0, tokens_read - length)
         if self.is_speculative:
             is_expected = tokens_read is None or tokens_read >= length
         else:
-            is_expected = tokens_read in (None, length) and length == self.length + 1
+            is_expected = tokens_read in (None, length + self.prefix_length) and length == self.length + 1
         if not is_expected:
             found = (
                 f"step {self.length + 2 - self.prompt_length} has {length} tokens, and the decoder read {tokens_read}"
@@ -938,6 +942,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             lookahead,
             length_penalty=1.0 if length_penalty is None else length_penalty,  # as in transformers
             has_padding=not bool(mask.all()),
+            may_have_prefix=kwargs.get(CACHE_NAME) is None,
             is_beam_search=(num_beams or 1) > 1,
             is_speculative=any(setting(name) for name in SPECULATIVE),
         )
