@@ -72,8 +72,8 @@ def export_single_graph(model: Model, attention: bool = False) -> ModelProto:
     with using_eager_attention(model):
         graphs = export_search(model, attention)
     op, pad = GraphBuilder("search."), cast(int, model.config.pad_token_id)
-    # Both are never negative. Without Abs, shape inference takes the default of an input for a constant, and ONNX Runtime
-    # folds the shapes that follow: other values would give wrong translations.
+    # Both are never negative. Without Abs, shape inference takes the default of an input for a constant, and ONNX
+    # Runtime folds the shapes that follow: other values would give wrong translations.
     beams, returned = op.Abs("num_beams"), op.Abs("num_return_sequences")
     initial = initial_values(op, graphs, beams, target_vocab_size(model.config))
     returned = op.Where(op.Greater(returned, 0), returned, beams)  # 0: all
