@@ -732,9 +732,9 @@ class RunningSearch:
     has_cache: bool = False
     n_best: int = 1  # hypotheses returned per sentence
     end_tokens: Tensor | None = None  # None: hypotheses end only at a limit
-    length: int = 0  # of the sequences in this step, before its token
+    length: int = field(init=False)  # of the sequences in this step, before its token
     tokens_read: int | None = None  # by the decoder in this step; None: unknown, as in a compiled model
-    prefix_length: int = 0
+    prefix_length: int = 0  # tokens in the cache before the first step
     calls: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self):
