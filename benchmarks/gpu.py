@@ -93,7 +93,7 @@ def measurements(data: str, output: str, device: str, options: dict[str, Any]) -
     found["decode"] = [benchmark("decode_base_size", options["decode"])]
     if device == "cpu" or torch.cuda.device_count() > 1:
         found["scaling"] = [benchmark("scaling", f"{data} {options['scaling']}")]
-    claims = f"-m training.paper claims --run {output}/multi30k-1 --data {data} --seconds 0.2 --output {output}/paper"
+    claims = f"-m paper claims --run {output}/multi30k-1 --data {data} --seconds 0.2 --output {output}/paper"
     found["claims"] = [f"{claims} --only training_speed,decoding_speed,memory_of_attention"]
     for name in options["claims"]:
         found[f"claim-{name}"] = [f"{claims} --seeds 1 {options['claim options']} --only {name}"]

@@ -2,7 +2,7 @@
 
 commands.md is the help of every command, recipe.md lists every key of a recipe, source.md every module with the first
 line of its docstring, annotated.md is examples/annotated_transformer.py as a page, and paper.md is the page that
-`vaswani-transformer paper page` writes from the result files in training/results/paper.
+`vaswani-transformer paper page` writes from the result files in paper/results.
 """
 
 import ast

@@ -9,7 +9,7 @@ import torch
 from conftest import ModelMaker, padded, tiny_config
 from numpy_transformer import NumpyTransformer
 
-from training.paper.result_files import PAPER
+from paper.result_files import PAPER
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.modeling_vaswani_transformer import (
     VaswaniTransformerModel,

@@ -1,4 +1,4 @@
-"""training/results/paper: the page is made from its result files, and each of them says how it was made."""
+"""paper/results: the page is made from its result files, and each of them says how it was made."""
 
 import json
 import re
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from training.paper.claims import CLAIMS
-from training.paper.page import page
+from paper.claims import CLAIMS
+from paper.page import page
 from vaswani_transformer.cli import main
 
 FOLDER = Path(__file__).parents[1] / "training" / "results" / "paper"
@@ -17,7 +17,7 @@ RESULT_FILES = sorted(path for path in FOLDER.rglob("*.json") if path.name != "t
 
 def test_the_page_is_made_from_the_result_files():
     written = (FOLDER / "README.md").read_text(encoding="utf-8")
-    assert written == page(FOLDER), "run `vaswani-transformer paper page --output training/results/paper`"
+    assert written == page(FOLDER), "run `vaswani-transformer paper page --output paper/results`"
     pictures = re.findall(r"\]\(([^)]+\.png)\)", written)
     assert len(pictures) > 5 and all((FOLDER / name).is_file() for name in pictures)
 

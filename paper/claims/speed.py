@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 
-from ...cost import seconds_of_calls
-from ...machine import this_device
+from training.cost import seconds_of_calls
+from training.machine import this_device
 from ..plots import log_y, panels, plot_curves
 from ..rnn import RnnWithAttention, State, rnn_of_size
 from ..verdicts import FAILS, HOLDS

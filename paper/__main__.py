@@ -8,7 +8,7 @@ import typer
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
 
-from ..recipe_options import RECIPE_OPTIONS, parse_options
+from training.recipe_options import RECIPE_OPTIONS, parse_options
 
 app = typer.Typer(
     add_completion=False,

@@ -12,13 +12,13 @@ from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object, write_json
 from vaswani_transformer.modeling_vaswani_transformer import label_smoothed_cross_entropy
 
-from ..input_pipeline import InputPipeline, on_device
-from ..prepare import Prepared, prepare
-from ..processes import make_accelerator
-from ..recipe import Recipe
-from ..report import Reporter
-from ..run_folder import differences, with_defaults
-from ..schedule import linear_decay
+from training.input_pipeline import InputPipeline, on_device
+from training.prepare import Prepared, prepare
+from training.processes import make_accelerator
+from training.recipe import Recipe
+from training.report import Reporter
+from training.run_folder import differences, with_defaults
+from training.schedule import linear_decay
 from .rnn import RnnWithAttention, rnn_of_size
 
 WEIGHTS, LOSSES = "fitted.safetensors", "losses.json"

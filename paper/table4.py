@@ -12,7 +12,7 @@ from typing import Any
 from vaswani_transformer.lines import existing_file
 from vaswani_transformer.model_folder import read_json_object
 
-from ..recipe import load_recipe
+from training.recipe import load_recipe
 from .result_files import PAPER, command_line, duration, is_measured, markdown, write_result
 from .verdicts import with_interval
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, TypeVar
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
 
-from ...evaluation_text import TEXT_KEYS
-from ...recipe import Recipe, load_recipe
-from ...train import train
+from training.evaluation_text import TEXT_KEYS
+from training.recipe import Recipe, load_recipe
+from training.train import train
 from ..parallel import in_processes
 from ..table3 import RECIPE
 from .claim import Measurements, Setting

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from training.cost import matmul_flop_rate
-from training.paper.table1 import (
+from paper.table1 import (
     as_markdown,
     convolutional,
     draw_curves,

@@ -15,11 +15,11 @@ import torch
 
 from vaswani_transformer.errors import InputError
 
-from ..cost import matmul_flop_rate
-from ..estimate import estimate
-from ..recipe import load_recipe, shipped_recipes
-from ..recipe_options import parse_options
-from ..result_row import hardware
+from training.cost import matmul_flop_rate
+from training.estimate import estimate
+from training.recipe import load_recipe, shipped_recipes
+from training.recipe_options import parse_options
+from training.result_row import hardware
 from .result_files import PAPER, markdown, provenance, write_result
 
 RESULTS = Path(__file__).parent.parent / "results" / "multi30k.csv"

@@ -19,13 +19,13 @@ from vaswani_transformer import PRESETS, Translator, VaswaniTransformerConfig
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
 
-from ..checkpoint_folders import progress_of
-from ..evaluation_text import text_of_recipe
-from ..model import model_config
-from ..recipe import Recipe, load_recipe
-from ..result_row import parameters
-from ..scores import nats_per_token
-from ..train import train
+from training.checkpoint_folders import progress_of
+from training.evaluation_text import text_of_recipe
+from training.model import model_config
+from training.recipe import Recipe, load_recipe
+from training.result_row import parameters
+from training.scores import nats_per_token
+from training.train import train
 from .parallel import in_processes
 from .result_files import PAPER, check_command, command_line, is_measured, markdown, provenance, write_result
 from .verdicts import Interval, mean_interval, plus_minus, verdict, with_interval

@@ -10,10 +10,10 @@ from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
 from vaswani_transformer.training_curve import curves_of
 
-from ...evaluation_text import EvaluationText
-from ...recipe import Recipe, load_recipe
-from ...scores import nats_per_token
-from ...train import train
+from training.evaluation_text import EvaluationText
+from training.recipe import Recipe, load_recipe
+from training.scores import nats_per_token
+from training.train import train
 from ..plots import panels, plot_curves, plot_intervals
 from ..table3 import RECIPE, compare_with_base
 from ..verdicts import differences, mean_interval, plus_minus, verdict, with_interval

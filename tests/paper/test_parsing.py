@@ -13,15 +13,15 @@ from conftest import ModelMaker
 from nltk.tree import Tree
 from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 
-from training.paper import table4
-from training.paper.parsing.constraint import SHARE_OF_ALL_WORDS, WellFormedTrees
-from training.paper.parsing.evalb import labelled_f1
-from training.paper.parsing.search import tokens_of
-from training.paper.parsing.train_parser import parsing_tokenizer
-from training.paper.parsing.trees import linearise, read_treebank, recombine, split_words, tree_from_tokens, trees_of
-from training.paper.rnn import RnnWithAttention, beam_search
-from training.paper.table4 import BUDGETS, SYSTEMS, lead_sentence
-from training.paper.verdicts import with_interval
+from paper import table4
+from paper.parsing.constraint import SHARE_OF_ALL_WORDS, WellFormedTrees
+from paper.parsing.evalb import labelled_f1
+from paper.parsing.search import tokens_of
+from paper.parsing.train_parser import parsing_tokenizer
+from paper.parsing.trees import linearise, read_treebank, recombine, split_words, tree_from_tokens, trees_of
+from paper.rnn import RnnWithAttention, beam_search
+from paper.table4 import BUDGETS, SYSTEMS, lead_sentence
+from paper.verdicts import with_interval
 from vaswani_transformer import gnmt_length_penalty
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import InputError

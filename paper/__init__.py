@@ -22,7 +22,7 @@ From a measurement to the page:
    difference over seeds lies on the expected side of zero (verdicts.py). FINDINGS in table3.py and each `judge_x` in
    claims/ say which difference and which side; page.md names the exceptions.
 3. `paper page` fills page.md, the template, with tables, verdicts and pictures (plots.py) made from these files. The
-   paper's own numbers are in paper.json. Our files and their page are in training/results/paper.
+   paper's own numbers are in paper.json. Our files and their page are in paper/results.
 
 The LSTM, which `train` cannot build: rnn.py, fit_model.py.
 """

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.modeling_vaswani_transformer import PositionalEncoding, Stack
 
-from ...evaluation_text import EvaluationText
-from ...recipe import Recipe
-from ...scores import corpus_bleu, nats_per_token
+from training.evaluation_text import EvaluationText
+from training.recipe import Recipe
+from training.scores import corpus_bleu, nats_per_token
 from ..plots import panels, plot_intervals, plot_means
 from ..verdicts import differences, mean_interval, verdict, with_interval
 from .claim import Judgement, Measurements, Setting

@@ -8,15 +8,15 @@ import pytest
 import torch
 from training_runs import SMALL, write_in_capitals
 
-from training.paper.claims import CLAIMS
-from training.paper.claims.attention import saturation, saved_bytes
-from training.paper.claims.comparison import train_and_load
-from training.paper.claims.positions import remove_positions
-from training.paper.claims.search import paired_bleu
-from training.paper.claims.speed import greedy
-from training.paper.claims.training import remove_factor
-from training.paper.fit_model import train_lstm
-from training.paper.rnn import RnnWithAttention, rnn_of_size
+from paper.claims import CLAIMS
+from paper.claims.attention import saturation, saved_bytes
+from paper.claims.comparison import train_and_load
+from paper.claims.positions import remove_positions
+from paper.claims.search import paired_bleu
+from paper.claims.speed import greedy
+from paper.claims.training import remove_factor
+from paper.fit_model import train_lstm
+from paper.rnn import RnnWithAttention, rnn_of_size
 from training.recipe import Recipe
 from training.train import train
 from vaswani_transformer.cli import main
@@ -168,10 +168,10 @@ def test_ctrl_c_stops_all_commands(text, tmp_path, monkeypatch, refused):
     def unexpected(*_):
         raise AssertionError("a command ran after Ctrl-C")
 
-    monkeypatch.setattr("training.paper.table1.write_table1", interrupted)
-    monkeypatch.setattr("training.paper.table2.write_table2", unexpected)
+    monkeypatch.setattr("paper.table1.write_table1", interrupted)
+    monkeypatch.setattr("paper.table2.write_table2", unexpected)
     refused(main, [*command.split(), "--run", tmp_path / "run"], 130)
-    monkeypatch.setattr("training.paper.table1.write_table1", unexpected)
+    monkeypatch.setattr("paper.table1.write_table1", unexpected)
     assert "--run absent: no such folder" in refused(main, [*command.split(), "--run", "absent"])
     assert "--treebank absent: no such file or folder" in refused(
         main, [*command.split(), "--run", tmp_path / "run", "--treebank", "absent"]
@@ -189,7 +189,7 @@ def test_all_commands_run_for_a_trained_model(tmp_path, monkeypatch):
         write_in_capitals(tmp_path, name, lines)
     train(Recipe(**SMALL, data=str(tmp_path), output_dir=str(tmp_path / "run")))
     (tmp_path / "results.csv").write_text("command\n")  # the recipes of our results need more text than there is here
-    monkeypatch.setattr("training.paper.table2.RESULTS", tmp_path / "results.csv")
+    monkeypatch.setattr("paper.table2.RESULTS", tmp_path / "results.csv")
     output = tmp_path / "paper"
     words = f"paper all --run {tmp_path / 'run'} --output {output} --data {tmp_path} --rows base,D-ls0.0 --seeds 1,2"
     words += " --seconds 0.1 --jobs 2 --vocab_size 262 --max_steps 5 --validate_every 5 --model.d_model 16"

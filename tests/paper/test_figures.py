@@ -10,8 +10,8 @@ from conftest import tiny_config
 from PIL import Image
 from saved_model import ENGLISH, GERMAN, saved_model, trained_model
 
-from training.paper.figures.architecture import attention_operations, figure1, figure2, trace
-from training.paper.figures.head_figures import (
+from paper.figures.architecture import attention_operations, figure1, figure2, trace
+from paper.figures.head_figures import (
     WordMaps,
     anaphora,
     heads_with_different_tasks,
@@ -19,8 +19,8 @@ from training.paper.figures.head_figures import (
     tokens_of_words,
     word_maps,
 )
-from training.paper.heads import measures
-from training.paper.walk import Head, walk
+from paper.heads import measures
+from paper.walk import Head, walk
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.attention_maps import attention_maps
 from vaswani_transformer.cli import main

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from training.paper.result_files import PAPER
-from training.paper.table3 import FINDINGS, RECIPE, ROWS, compare_with_base, judge_rows, parse_rows, row_options
-from training.paper.verdicts import FAILS, HOLDS, UNSURE, mean_interval, verdict
+from paper.result_files import PAPER
+from paper.table3 import FINDINGS, RECIPE, ROWS, compare_with_base, judge_rows, parse_rows, row_options
+from paper.verdicts import FAILS, HOLDS, UNSURE, mean_interval, verdict
 from training.recipe import load_recipe
 from vaswani_transformer import PRESETS, VaswaniTransformerConfig
 from vaswani_transformer.cli import main

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from training.paper.parallel import in_processes
+from paper.parallel import in_processes
 from training.stopping import Signals
 from vaswani_transformer.errors import InputError
 
