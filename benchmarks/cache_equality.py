@@ -1,11 +1,11 @@
-"""How many translations are equal with a cache, without one and by Translator, with the installed transformers?
+"""How many translations are equal with a cache, without one and by TorchTranslator, with the installed transformers?
 
     python -m benchmarks.cache_equality MODEL TEXT            with the package
-    python -m benchmarks.cache_equality MODEL TEXT --remote   with the code in the model's folder, and no Translator
+    python -m benchmarks.cache_equality MODEL TEXT --remote   with the code in the model's folder alone
 
 Row:  a beam size.
 Unit: translations by generate() that equal those of each peer.
-Peer: generate() without a cache, and Translator with the stopping rule of generate().
+Peer: generate() without a cache, and TorchTranslator with the stopping rule of generate().
 
 `hash` is that of all translations, to compare versions of transformers: `make test-versions` leaves environments in
 .venv-versions whose Python runs this, too.
@@ -55,9 +55,9 @@ def compare(
         cached = generated(num_beams=beams)
         peers = {"uncached": generated(num_beams=beams, use_cache=False)}
         if not remote:
-            from vaswani_transformer import Translator
+            from vaswani_transformer import TorchTranslator
 
-            translator: Any = Translator(model, tokenizer)
+            translator: Any = TorchTranslator(model, tokenizer)
             settings: dict[str, Any] = {"num_beams": beams, "early_stopping": "never", "split_sentences": False}
             peers["translator"] = translator.translate(sentences, **settings)
         equal = {name: sum(map(str.__eq__, cached, found)) for name, found in peers.items()}

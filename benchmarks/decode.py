@@ -27,7 +27,7 @@ from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.loading import load_tokenizer
 from vaswani_transformer.pictures import new_figure
-from vaswani_transformer.text_translator import batches_by_length
+from vaswani_transformer.translator import batches_by_length
 
 from .harness import Row, clock, race, report, run, speedups
 from .options import BATCH_SIZES, BatchSizes, ClockName, Record, Rounds, Threads

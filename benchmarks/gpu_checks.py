@@ -136,8 +136,9 @@ def searches(model: Any, device: str) -> Found:
     there = copy.deepcopy(model).to(device)
     found: Found = []
     for beams in (1, 4, 8):
-        ours = beam_search(there, **random_batch(device), num_beams=beams)
-        expected = beam_search(model, **random_batch("cpu"), num_beams=beams)
+        search = SearchSettings(beams)
+        ours = beam_search(there, *random_batch(device).values(), search)
+        expected = beam_search(model, *random_batch("cpu").values(), search)
         gap = float((ours[1][:, 0].cpu() - expected[1][:, 0]).abs().max())
         generated = there.generate(**random_batch(device), num_beams=beams)[:, 1:]
         length = min(generated.shape[1], ours[0].shape[2])

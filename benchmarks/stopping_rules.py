@@ -20,7 +20,7 @@ from unittest.mock import patch
 import typer
 from sacrebleu import corpus_bleu
 
-from vaswani_transformer import Translator, beam_search
+from vaswani_transformer import TorchTranslator, beam_search
 from vaswani_transformer.lines import read_lines
 
 from .harness import Row, report, run, timed
@@ -39,7 +39,7 @@ def compare(
 ) -> None:
     """Compare the stopping rules of the search."""
     sources, expected = list(read_lines(texts)), list(read_lines(references))
-    translator = Translator.from_pretrained(model, device="cpu")
+    translator = TorchTranslator.from_pretrained(model, device="cpu")
     step, steps = beam_search.step, 0
 
     def counted_step(decoder, memory, batch_constants, constants, state, *settings):

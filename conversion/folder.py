@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.loading import load_model
-from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
 from .description import OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET
 from .layout import Sinusoids, concatenate

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.loading import enumerated
+from vaswani_transformer.loading import enumerate_names
 from vaswani_transformer.model_folder import MODEL_TYPE
 
 from .checkpoint_files import load_checkpoint, may_be_torch_save
@@ -49,7 +49,7 @@ def only_checkpoint(folder: Path, toolkits: Iterable[str], expected: str) -> Pat
     if not candidates:
         raise InputError(f"{folder}: no file in this folder has the name of a checkpoint of {expected}")
     if len(candidates) > 1:
-        names = enumerated(file.name for file in candidates)
+        names = enumerate_names(file.name for file in candidates)
         raise InputError(f"{folder} contains {len(candidates)} checkpoints ({names}); give the path of one of them")
     return candidates[0]
 

@@ -11,7 +11,7 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Mo
 from vaswani_transformer.atomic import atomic_folder, check_new_folder
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import CONVERSION_NOTES
-from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
 from .description import Description
 from .folder import ORIGINALS, RECORD, write_toolkit_json

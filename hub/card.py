@@ -17,12 +17,11 @@ from vaswani_transformer import VaswaniTransformerConfig, __version__
 from vaswani_transformer.attention_maps import attention_maps
 from vaswani_transformer.errors import InputError, one_line
 from vaswani_transformer.model_folder import CODE_FILES, ONNX
-from vaswani_transformer.onnx_translator import onnx_file_name
+from vaswani_transformer.onnx_translator import graph_inputs, onnx_file_name
 from vaswani_transformer.pictures import attention_figure
-from vaswani_transformer.search_settings import NO_MAXIMUM
-from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.torch_translator import TorchTranslator
 from vaswani_transformer.training_curve import curve_figure, curves_of
-from vaswani_transformer.translator import Translator
 
 from .contents import Files
 from .provenance import Provenance, hours, public_command, public_recipe
@@ -54,7 +53,7 @@ def default_example(provenance: Provenance) -> str | None:
 
 
 def write_card(
-    repo_id: str, translator: Translator, provenance: Provenance, files: Files, *, example: str | None
+    repo_id: str, translator: TorchTranslator, provenance: Provenance, files: Files, *, example: str | None
 ) -> str:
     """Return the text of the card of a repository with `files`, including the plots.
 
@@ -81,7 +80,7 @@ def write_card(
         config=config,
         parameters=translator.model.num_parameters(),
         dtype=str(translator.model.dtype).removeprefix("torch."),
-        search=translator.default_search,
+        search=translator.search,
         sizes={name: getattr(config, name) for name in SIZES if getattr(config, name) is not None},
         departures=departures(config),
         provenance=provenance,
@@ -92,7 +91,7 @@ def write_card(
         target_tokenizer=TARGET_TOKENIZER if f"{TARGET_TOKENIZER}/tokenizer.json" in files else None,
         onnx_files=sorted(name for name in files if name.endswith(".onnx")),
         onnx_file=f"{ONNX}/{onnx_file_name()}",
-        no_maximum=NO_MAXIMUM,
+        graph_inputs={name: str(value) for name, value in graph_inputs(translator.search).items()},
         version=__version__,
         homepage=homepage(),
         versions={package: version(package) for package in ("torch", "transformers", "huggingface_hub")},
@@ -172,7 +171,7 @@ def departures(config: VaswaniTransformerConfig) -> str:
 # ---- plots -------------------------------------------------------------------------------------------------------
 
 
-def attention_plot(translator: Translator, example: str) -> bytes:
+def attention_plot(translator: TorchTranslator, example: str) -> bytes:
     """Plot the cross-attention of the last decoder layer, averaged over heads.
 
     The Hub shows a card 760 pixels wide, where the labels of a panel per head would be illegible.

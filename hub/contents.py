@@ -16,7 +16,7 @@ import vaswani_transformer
 from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP, CUSTOM_PIPELINES
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.loading import enumerated, load_config, weight_files
+from vaswani_transformer.loading import enumerate_names, load_config, weight_files
 from vaswani_transformer.model_folder import (
     CODE_FILES,
     EXPORT_RECORD,
@@ -25,12 +25,13 @@ from vaswani_transformer.model_folder import (
     TOKENIZER_FILES,
     WEIGHTS,
     files_sha256,
+    plain_tokenizer,
     read_config,
     read_json_object,
 )
-from vaswani_transformer.onnx_translator import PRECISIONS, onnx_file_name, plain_tokenizer
-from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
-from vaswani_transformer.translator import Translator
+from vaswani_transformer.onnx_translator import PRECISIONS, onnx_file_name
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.torch_translator import TorchTranslator
 
 Files = dict[str, Path | bytes]
 
@@ -61,7 +62,7 @@ TEXT_SUFFIXES = (".json", ".md", ".py")
 METADATA_FIELDS = {"transformers_version", "architectures", "auto_map", "custom_pipelines", "dtype"}
 
 
-def model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, Translator]:
+def model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, TorchTranslator]:
     """Return the files of the repository except card and plots, and the model itself, on the CPU.
 
     onnx: folders of the exported model; those of other precisions as PRECISION=FOLDER, such as int8=FOLDER. Without a
@@ -73,7 +74,7 @@ def model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, Translat
     read_config(folder / "config.json")
     if not (folder / "tokenizer.json").is_file():
         raise InputError(f"{folder} has no tokenizer.json; give the folder of a model with its tokenizer")
-    translator = Translator.from_pretrained(folder, device="cpu")
+    translator = TorchTranslator.from_pretrained(folder, device="cpu")
 
     files: Files = {"config.json": json_bytes(config_for_the_hub(folder))}
     generation = folder / "generation_config.json"
@@ -208,7 +209,7 @@ def check_same_model(folder: Path, onnx: Path) -> None:
         if different:
             raise InputError(
                 f"{onnx / 'config.json'} belongs to another model than {folder / 'config.json'}: they differ in "
-                f"{enumerated(different)}; export the model again"
+                f"{enumerate_names(different)}; export the model again"
             )
     tokenizers = [place / "tokenizer.json" for place in (folder, onnx)]
     if tokenizers[1].is_file() and plain_tokenizer(tokenizers[0]) != plain_tokenizer(tokenizers[1]):
@@ -219,7 +220,7 @@ def check_same_model(folder: Path, onnx: Path) -> None:
         different = sorted(name for name in before | now if before.get(name) != now.get(name))
         if different:
             raise InputError(
-                f"{settings[1]} and {settings[0]} differ in {enumerated(different)}; export the model again"
+                f"{settings[1]} and {settings[0]} differ in {enumerate_names(different)}; export the model again"
             )
     if (onnx / EXPORT_RECORD).is_file():  # exports of 0.1.0 have none
         exported = str(read_json_object(onnx / EXPORT_RECORD).get("weights_sha256"))

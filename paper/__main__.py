@@ -5,10 +5,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from training.recipe_options import RECIPE_OPTIONS, parse_options
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
-
-from training.recipe_options import RECIPE_OPTIONS, parse_options
 
 app = typer.Typer(
     add_completion=False,

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vaswani_transformer import Translator
+from vaswani_transformer import TorchTranslator
 from vaswani_transformer.attention_maps import attention_maps
-from vaswani_transformer.command_translator import load_translator
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import read_lines
 
@@ -31,13 +30,15 @@ def read_sentences(text: Path, lines: int) -> list[str]:
 def write_heads(output: Path, model: Path, sentences: list[str], command: str) -> str:
     """Write heads.json and return the report in Markdown. command: reproduces the file"""
     started = time.perf_counter()
-    rows = describe_heads(load_translator(str(model), "cpu", "float32", download=False), sentences)
+    rows = describe_heads(
+        TorchTranslator.from_pretrained(model, device="cpu", dtype="float32", local_files_only=True), sentences
+    )
     result = {"sentences": len(sentences), "heads": rows} | provenance(command, [], time.perf_counter() - started)
     write_result(output / "heads.json", result)
     return as_markdown(result)
 
 
-def describe_heads(translator: Translator, sentences: list[str]) -> list[dict[str, Any]]:
+def describe_heads(translator: TorchTranslator, sentences: list[str]) -> list[dict[str, Any]]:
     """Return means over sentences for every head: entropy, distance, share at its best fixed distance, share on </s>.
 
     Cross-attention heads also have the agreement with the mean over all heads: the share of target tokens for which

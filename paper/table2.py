@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from vaswani_transformer.errors import InputError
-
 from training.cost import matmul_flop_rate
 from training.estimate import estimate
 from training.recipe import load_recipe, shipped_recipes
 from training.recipe_options import parse_options
 from training.result_row import hardware
+from vaswani_transformer.errors import InputError
+
 from .result_files import PAPER, markdown, provenance, write_result
 
 RESULTS = Path(__file__).parent.parent / "results" / "multi30k.csv"

@@ -15,10 +15,6 @@ from typing import Any, NamedTuple
 
 from sacrebleu.metrics.bleu import BLEU
 
-from vaswani_transformer import PRESETS, Translator, VaswaniTransformerConfig
-from vaswani_transformer.errors import InputError
-from vaswani_transformer.model_folder import read_json_object
-
 from training.checkpoint_folders import progress_of
 from training.evaluation_text import text_of_recipe
 from training.model import model_config
@@ -26,6 +22,10 @@ from training.recipe import Recipe, load_recipe
 from training.result_row import parameters
 from training.scores import nats_per_token
 from training.train import train
+from vaswani_transformer import PRESETS, TorchTranslator, VaswaniTransformerConfig
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.model_folder import read_json_object
+
 from .parallel import in_processes
 from .result_files import PAPER, check_command, command_line, is_measured, markdown, provenance, write_result
 from .verdicts import Interval, mean_interval, plus_minus, verdict, with_interval
@@ -149,7 +149,7 @@ def train_row(
 def measure(model: Path, recipe: Recipe) -> dict[str, Any]:
     """Return perplexity per token and BLEU on the development set, as in the paper's table."""
     development = text_of_recipe(recipe.model_copy(update={"test": []}))  # with a test corpus, it returns that one
-    translator = Translator.from_pretrained(model)
+    translator = TorchTranslator.from_pretrained(model)
     nats = nats_per_token(translator, development.sources, development.references)
     metric = BLEU(force=True)
     translations = translator.translate(development.sources, split_sentences=False)

@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from training.recipe import load_recipe
 from vaswani_transformer.lines import existing_file
 from vaswani_transformer.model_folder import read_json_object
 
-from training.recipe import load_recipe
 from .result_files import PAPER, command_line, duration, is_measured, markdown, write_result
 from .verdicts import with_interval
 

@@ -10,9 +10,8 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from vaswani_transformer import Translator
+from vaswani_transformer import TorchTranslator
 from vaswani_transformer.attention_maps import AttentionMaps, attention_maps
-from vaswani_transformer.command_translator import load_translator
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.modeling_vaswani_transformer import scaled_dot_product_attention, split_heads
 from vaswani_transformer.pictures import RESOLUTION, drawable
@@ -34,7 +33,7 @@ class Head(NamedTuple):
 def write_walk(output: Path, model: Path, source: str | None, target: str | None, chosen: Head) -> list[Path]:
     """Write walk.png and walk.json, which has all numbers, and return their paths."""
     started = time.perf_counter()
-    translator = load_translator(str(model), "cpu", "float32", download=False)
+    translator = TorchTranslator.from_pretrained(model, device="cpu", dtype="float32", local_files_only=True)
     values, maps = walk(translator, source or SENTENCE, target, chosen)
     picture, numbers_file = output / "walk.png", output / "walk.json"
     save(walk_figure(values, maps, chosen), picture)
@@ -50,7 +49,7 @@ def write_walk(output: Path, model: Path, source: str | None, target: str | None
 
 
 def walk(
-    translator: Translator, source: str, target: str | None, chosen: Head
+    translator: TorchTranslator, source: str, target: str | None, chosen: Head
 ) -> tuple[dict[str, Tensor], AttentionMaps]:
     """Return the values of Equation (1) by name, each (query or key, ...), and the attention maps with the tokens."""
     model: Any = translator.model

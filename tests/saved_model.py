@@ -22,7 +22,7 @@ from searches import MANY_AT_ONCE, OFFSET
 from transformers import PreTrainedTokenizerFast
 
 from vaswani_transformer import Translator, VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
 GERMAN = [
@@ -148,7 +148,7 @@ def two_vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sizes = {"vocab_size": 275, "decoder_vocab_size": 270, "max_position_embeddings": 120}
         sizes |= {"encoder_layers": 1, "decoder_layers": 1}
         model = make_lively(1, **MANY_AT_ONCE | sizes)
-        model.generation_config.update(num_beams=3, length_penalty=1.5, max_source_length_offset=OFFSET)
+        model.generation_config.update(num_beams=3, length_penalty=1.5, extra_length=OFFSET)
         model.save_pretrained(folder / "model")
         train_tokenizer(ENGLISH, 275).save_pretrained(folder / "model")
         train_tokenizer(GERMAN, 270).save_pretrained(folder / "model" / TARGET_TOKENIZER)

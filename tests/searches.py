@@ -8,8 +8,8 @@ from conftest import padded, random_sentences
 
 from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE
-from vaswani_transformer.onnx_translator import as_search_inputs
-from vaswani_transformer.search_settings import lookahead_of
+from vaswani_transformer.onnx_translator import graph_inputs
+from vaswani_transformer.search_vaswani_transformer import SearchSettings
 
 PAD = 1
 SCORE_TOLERANCE = 1e-5
@@ -80,7 +80,7 @@ def found(sequences: Any, scores: Any) -> Found:
 
 
 def by_generate(model: Any, batch: dict[str, Any], beams: int, alpha: float, **settings: Any) -> Found:
-    settings = {"max_source_length_offset": OFFSET, "num_return_sequences": beams} | settings
+    settings = {"extra_length": OFFSET, "num_return_sequences": beams} | settings
     output = model.generate(
         **batch, num_beams=beams, length_penalty=alpha, return_dict_in_generate=True, output_scores=True, **settings
     )
@@ -89,17 +89,17 @@ def by_generate(model: Any, batch: dict[str, Any], beams: int, alpha: float, **s
 
 
 def by_search(model: Any, batch: dict[str, Any], beams: int, alpha: float, **settings: Any) -> Found:
-    settings = {"max_source_length_offset": OFFSET} | settings
-    sequences, scores = beam_search(model, **batch, num_beams=beams, length_penalty=alpha, **settings)
+    settings = {"extra_length": OFFSET, "num_return_sequences": beams} | settings
+    search = SearchSettings(beams, alpha, **settings)
+    sequences, scores = beam_search(model, batch["input_ids"], batch["attention_mask"], search)
     return found(sequences, scores.numpy())
 
 
-def by_graph(session: Any, batch: dict[str, Any], early_stopping: Any = "never", **settings: float) -> Found:
-    """early_stopping: None for the graph's default"""
+def by_graph(session: Any, batch: dict[str, Any], **settings: Any) -> Found:
+    """Run the graph; settings that are not given have the graph's defaults."""
     inputs = {name: tensor.numpy() for name, tensor in batch.items()}
-    if early_stopping is not None:
-        settings["early_stopping"] = lookahead_of(early_stopping)
-    return found(*session.run(["sequences", "scores"], inputs | as_search_inputs(settings)))
+    changed = {name: value for name, value in graph_inputs(SearchSettings(**settings)).items() if name in settings}
+    return found(*session.run(["sequences", "scores"], inputs | changed))
 
 
 def check_same(ours: Found, theirs: Found) -> int:

@@ -17,7 +17,7 @@ def compared(model: Any, batch: dict[str, Any], beams: int, alpha: float) -> int
 
 
 def best_of(model: Any, batch: dict[str, Any], **settings: Any) -> list[list[int]]:
-    sequences, _ = beam_search(model, **batch, max_source_length_offset=OFFSET, **settings)
+    sequences, _ = beam_search(model, **batch, extra_length=OFFSET, **settings)
     return [stripped(row) for row in sequences[:, 0].tolist()]
 
 
@@ -80,5 +80,5 @@ def test_a_minimum_length_delays_the_end(lively_model: ModelMaker) -> None:
     model = lively_model(0, end_at=2.0)
     batch = batch_for(model, 0, count=7)
     assert min(map(len, best_of(model, batch))) < 5 <= min(map(len, best_of(model, batch, min_length=5)))
-    expected = model.generate(**batch, max_source_length_offset=OFFSET, min_new_tokens=5)
+    expected = model.generate(**batch, extra_length=OFFSET, min_new_tokens=5)
     assert best_of(model, batch, min_length=5) == [stripped(row) for row in expected[:, 1:].tolist()]

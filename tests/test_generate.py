@@ -21,7 +21,7 @@ END = 2
 def test_every_kind_of_cache_gives_the_same_translations(lively_model: ModelMaker, beams: int, sizes: dict) -> None:
     model = lively_model(1, **sizes)
     batch = padded(random_sentences(1, count=5, vocab_size=16, longest=9))
-    arguments = {"num_beams": beams, "max_source_length_offset": 6, "return_dict_in_generate": True}
+    arguments = {"num_beams": beams, "extra_length": 6, "return_dict_in_generate": True}
     expected = model.generate(**batch, **arguments, output_scores=True, use_cache=False)
     assert getattr(expected, CACHE_NAME) is None
     for cache in ("dynamic", "static"):
@@ -138,7 +138,7 @@ def test_the_source_can_have_four_forms(lively_model: ModelMaker, beams: int) ->
     """Ids by name or position, embeddings, or the encoder's output: the same translation, the limit included."""
     model = lively_model(3)
     batch = padded([[5, 6, 7, 8, 2], [9, 2]])
-    arguments = {"num_beams": beams, "max_source_length_offset": 2}
+    arguments = {"num_beams": beams, "extra_length": 2}
     expected = model.generate(**batch, **arguments)
     mask = {"attention_mask": batch["attention_mask"]}
     assert torch.equal(model.generate(batch["input_ids"], **mask, **arguments), expected)
@@ -193,7 +193,7 @@ def test_outputs_have_the_documented_shapes(lively_model: ModelMaker) -> None:
         output_logits=True,
         output_attentions=True,
         output_hidden_states=True,
-        max_source_length_offset=4,
+        extra_length=4,
     )
     steps = len(output.scores)
     assert output.sequences.shape[0] == output.beam_indices.shape[0] == 2
@@ -212,7 +212,7 @@ def test_generate_is_repeatable_and_changes_no_setting(lively_model: ModelMaker)
     batch = padded([[5, 6, 7, 2], [8, 2]])
     config = GenerationConfig(num_beams=2)
     given = config.to_dict()
-    changes = {"num_beams": 2, "length_penalty": 1.0, "max_source_length_offset": 1}
+    changes = {"num_beams": 2, "length_penalty": 1.0, "extra_length": 1}
     expected, changed = model.generate(**batch), model.generate(**batch, **changes)
     model.generate(**batch, generation_config=config)
     assert config.to_dict() == given
@@ -256,7 +256,7 @@ def test_impossible_settings_are_refused(lively_model: ModelMaker, field: str, v
 def test_a_half_precision_model_translates_without_nan(lively_model: ModelMaker) -> None:
     sentences = random_sentences(3, count=6, vocab_size=16, longest=9)
     for dtype in (torch.bfloat16, torch.float16):
-        options = {"return_dict_in_generate": True, "output_scores": True, "max_source_length_offset": 5}
+        options = {"return_dict_in_generate": True, "output_scores": True, "extra_length": 5}
         output = lively_model(3).to(dtype).generate(**padded(sentences), **options)
         assert torch.isfinite(output.sequences_scores).all()
         assert output.sequences_scores.dtype == torch.float32
@@ -271,7 +271,7 @@ def test_a_folder_without_generation_config_keeps_the_papers_search(
     model.save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").unlink()
     settings = type(model).from_pretrained(tmp_path).generation_config
-    assert settings.num_beams == 4 and settings.max_source_length_offset == 50
+    assert settings.num_beams == 4 and settings.extra_length == 50
     # Nor does the search depend on the hook that from_pretrained calls.
     monkeypatch.delattr(VaswaniTransformerGenerationMixin, "adjust_generation_fn")
     loaded = type(model).from_pretrained(tmp_path)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.utils import DynamoBackend
+from vaswani_transformer.launch import LAUNCHED
 
 from training import machine
 from training.cost import training_memory
@@ -20,7 +21,6 @@ from training.machine import (
 from training.recipe import Recipe, load_recipe
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import UnavailableError
-from vaswani_transformer.launch import LAUNCHED
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BASE = VaswaniTransformerConfig.from_preset("base", vocab_size=37000)

@@ -32,7 +32,7 @@ def test_an_intact_folder_loads_as_it_was_saved(model_folder):
     loaded = load_model(model_folder, device="cpu")
     for name, tensor in trained_model().state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
-    assert not loaded.training and loaded.generation_config.to_dict()["max_source_length_offset"] == 50
+    assert not loaded.training and loaded.generation_config.to_dict()["extra_length"] == 50
     assert load_tokenizer(model_folder, loaded.config).vocab_size == VOCABULARY
 
 
@@ -193,12 +193,12 @@ def test_omitted_search_settings_are_those_of_transformers(folder):
     path = folder / "generation_config.json"
     change_json(path, num_beams=None, length_penalty=None, early_stopping=None)
     translator = Translator.from_pretrained(folder, device="cpu")
-    assert translator.default_search == (1, 1.0, False)
+    assert translator.search == (1, 1.0, False)
     batch = translator.tokenizer(ENGLISH, return_tensors="pt", padding=True)
     found = translator.tokenizer.batch_decode(translator.model.generate(**batch), skip_special_tokens=True)
     assert translator.translate(ENGLISH) == found
     path.unlink()
-    assert Translator.from_pretrained(folder, device="cpu").default_search == (4, 0.6, 5)
+    assert Translator.from_pretrained(folder, device="cpu").search == (4, 0.6, 5)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_omitted_search_settings_are_those_of_transformers(folder):
 )
 def test_stopping_rule_comes_from_generation_config(folder, early_stopping, lookahead, expected):
     change_json(folder / "generation_config.json", early_stopping=early_stopping, stopping_lookahead=lookahead)
-    assert Translator.from_pretrained(folder, device="cpu").default_search == (4, 0.6, expected)
+    assert Translator.from_pretrained(folder, device="cpu").search == (4, 0.6, expected)
 
 
 class Bomb:

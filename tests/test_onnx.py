@@ -30,6 +30,7 @@ from searches import (
     matrices_of,
     session_of,
 )
+from vaswani_transformer.search_settings import NO_MAXIMUM
 
 from conversion.onnx import export as export_module
 from conversion.onnx.__main__ import main
@@ -41,7 +42,6 @@ from conversion.onnx.verify import verify
 from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.loading import load_model, load_tokenizer
 from vaswani_transformer.onnx_translator import OnnxTranslator
-from vaswani_transformer.search_settings import NO_MAXIMUM
 
 pytestmark = pytest.mark.timeout(1200)  # an export takes 20 seconds of an idle processor, and minutes of a busy one
 
@@ -67,7 +67,7 @@ def test_the_graph_gives_every_hypothesis_of_generate(two_vocabularies: Path) ->
 @pytest.mark.parametrize("switches", EXPORTED)
 def test_the_graph_gives_every_hypothesis_for_every_switch(lively_model: ModelMaker, switches: str) -> None:
     model = lively_model(1, **SWITCHES[switches])
-    model.generation_config.max_source_length_offset = OFFSET
+    model.generation_config.extra_length = OFFSET
     session = session_of(export_single_graph(model))
     assert sum(compared_with_generate(model, session, seed) for seed in range(2)) >= 100
 
@@ -132,7 +132,7 @@ def test_every_weight_is_in_the_file_once(model: Any, graph: onnx.ModelProto) ->
 def test_defaults_are_those_of_the_generation_config(model: Any, session: Any) -> None:
     """Given only ids and mask, the search uses beam 4, alpha 0.6, |source| + 50 and a lookahead of 5 tokens."""
     batch = batch_for(model, 3, count=4)
-    expected = by_search(model, batch, beams=4, alpha=0.6, max_source_length_offset=50, early_stopping=5)
+    expected = by_search(model, batch, beams=4, alpha=0.6, extra_length=50, early_stopping=5)
     assert check_same(by_graph(session, batch, early_stopping=None), expected)
 
 
@@ -140,7 +140,7 @@ def test_stopping_rule_and_number_of_hypotheses_are_inputs(model: Any, session: 
     batch = batch_for(model, 0, count=12, longest=12)
     for rule, wanted in itertools.product(("never", True, False, 2), (1, 3)):
         settings = {"num_return_sequences": wanted, "early_stopping": rule}
-        expected = by_search(model, batch, beams=4, alpha=0.6, max_source_length_offset=50, **settings)
+        expected = by_search(model, batch, beams=4, alpha=0.6, extra_length=50, **settings)
         assert check_same(by_graph(session, batch, num_beams=4, **settings), expected)
 
 

@@ -91,7 +91,7 @@ def test_attention_of_a_full_pass_equals_torch(lively_model: ModelMaker, switche
 def test_attention_of_the_best_translation_equals_torch(lively_model: ModelMaker, switches: str) -> None:
     """The models end sentences and switch beams; weights after </s> and on padding are zero."""
     model = lively_model(1, **CONFIGURATIONS[switches])
-    model.generation_config.max_source_length_offset = OFFSET
+    model.generation_config.extra_length = OFFSET
     graph = export_single_graph(model, attention=True)
     onnx.checker.check_model(graph)
     session = session_of(graph)
@@ -125,7 +125,7 @@ def test_attention_outputs_do_not_change_translations(exported: Path, folder: Pa
     names = [[value.name for value in onnx.load(path / "model.onnx").graph.output] for path in folders]
     assert names == [["sequences", "scores", "cross_attentions"], ["sequences", "scores"]]
     found, expected = (
-        OnnxTranslator.from_pretrained(path).translate([*ENGLISH, "a"], n_best=3, return_scores=True)
+        OnnxTranslator.from_pretrained(path).translate([*ENGLISH, "a"], num_return_sequences=3, return_scores=True)
         for path in folders
     )
     assert found == expected

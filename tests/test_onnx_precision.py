@@ -88,9 +88,9 @@ def test_every_matrix_is_stored_once_in_eight_bits(folders: dict[str, Path], pre
 def test_translations_do_not_depend_on_their_batch(folders: dict[str, Path], precision: str) -> None:
     """In int8 each row has its own scale, and sums of integers are exact; padding changes nothing."""
     translator = OnnxTranslator.from_pretrained(folders[precision])
-    together = translator.translate(SENTENCES, n_best=4, return_scores=True)
+    together = translator.translate(SENTENCES, num_return_sequences=4, return_scores=True)
     for text, hypotheses in zip(SENTENCES, together, strict=True):
-        (alone,) = translator.translate([text], n_best=4, return_scores=True)
+        (alone,) = translator.translate([text], num_return_sequences=4, return_scores=True)
         check_same_hypotheses(alone, hypotheses)
 
 
@@ -197,7 +197,9 @@ def test_weight_only_int8_computes_in_float32(folders: dict[str, Path], tmp_path
     shutil.copytree(folders["fp32"], tmp_path / "rounded")
     onnx.save(rounded, tmp_path / "rounded" / "model.onnx")
     expected, found = (
-        OnnxTranslator.from_pretrained(folder).translate([*ENGLISH, *GERMAN, "a"], n_best=4, return_scores=True)
+        OnnxTranslator.from_pretrained(folder).translate(
+            [*ENGLISH, *GERMAN, "a"], num_return_sequences=4, return_scores=True
+        )
         for folder in (tmp_path / "rounded", folders["int8-weights"])
     )
     for ours, theirs in zip(found, expected, strict=True):

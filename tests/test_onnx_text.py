@@ -14,16 +14,17 @@ from typing import Any, cast
 import numpy as np
 import onnx
 import pytest
+from conversion.onnx.search_inputs import search_inputs
 from onnx import TensorProto, helper, numpy_helper
 from saved_model import ENGLISH, GERMAN, already_exported, trained_tokenizer, untrained_model
 from searches import session_of
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
+from vaswani_transformer.search_settings import SearchSettings
 
 from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_single_folder
 from conversion.onnx.graph_builder import GraphBuilder
-from conversion.onnx.search_inputs import search_inputs
 from conversion.onnx.tokenizer.bpe import SPELLING, ByteLevelBPE
 from conversion.onnx.tokenizer.decode import texts_of
 from conversion.onnx.tokenizer.encode import token_ids
@@ -31,7 +32,6 @@ from conversion.onnx.tokenizer.join import add_tokenizer
 from conversion.onnx.tokenizer.verify import EDGE_CASES
 from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.onnx_translator import SEARCH_INPUT_DTYPES, OnnxTranslator, as_search_inputs
-from vaswani_transformer.search_settings import SearchSettings
 from vaswani_transformer.tokenization import train_tokenizer
 
 pytestmark = pytest.mark.timeout(1200)  # an export takes 20 seconds of an idle processor, and minutes of a busy one

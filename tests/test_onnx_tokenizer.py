@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from conversion.onnx.__main__ import main as export
 from hub.__main__ import main as hub
-from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
 pytestmark = pytest.mark.timeout(1200)  # an export takes 20 seconds of an idle processor, and minutes of a busy one
 

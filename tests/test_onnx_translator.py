@@ -16,6 +16,7 @@ import onnxruntime
 import pytest
 from conftest import write_lines
 from saved_model import ENGLISH, GERMAN, already_exported, trained_tokenizer
+from vaswani_transformer.search_settings import NO_MAXIMUM
 
 from conversion.onnx.export import export_single_folder
 from conversion.onnx.graph_builder import GraphBuilder
@@ -25,8 +26,7 @@ from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableE
 from vaswani_transformer.exit import exit_code_of, render
 from vaswani_transformer.loading import load_config, load_model, load_tokenizer
 from vaswani_transformer.onnx_translator import OnnxTranslator, load_runtime_tokenizer
-from vaswani_transformer.search_settings import NO_MAXIMUM
-from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
 has_cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
@@ -66,9 +66,9 @@ def test_files_of_version_0_1_translate_by_the_provable_rule(folder: Path, tmp_p
     rule.CopyFrom(onnx.numpy_helper.from_array(np.array(NO_MAXIMUM), rule.name))
     onnx.save(graph, tmp_path / "model.onnx")
     translator = OnnxTranslator.from_pretrained(tmp_path, device="cpu")
-    assert translator.default_search.early_stopping == "never"
+    assert translator.search.early_stopping == "never"
     now = OnnxTranslator.from_pretrained(folder, device="cpu")
-    settings = {"n_best": 4, "return_scores": True}
+    settings = {"num_return_sequences": 4, "return_scores": True}
     assert translator.translate(ENGLISH, **settings) == now.translate(ENGLISH, early_stopping="never", **settings)
     with pytest.raises(InputError, match="no input early_stopping"):
         translator.translate(ENGLISH, early_stopping=3)
@@ -87,23 +87,23 @@ def test_the_default_search_comes_from_generation_config(folder: Path, tmp_path:
     path = tmp_path / "generation_config.json"
     update(path, {"num_beams": 2, "length_penalty": 2.0})
     translator = Translator.from_pretrained(tmp_path, device="cpu", backend=backend)
-    assert translator.default_search == (2, 2.0, 5)
+    assert translator.search == (2, 2.0, 5)
     found = translator.translate(SENTENCES, return_scores=True)
     assert found == translator.translate(SENTENCES, return_scores=True, num_beams=2, length_penalty=2.0)
     by_the_paper = translator.translate(SENTENCES, return_scores=True, num_beams=4, length_penalty=0.6)
     assert found != by_the_paper
     with pytest.raises(InputError, match="n_best is 3; it must lie between 1 and 2"):
-        translator.translate(SENTENCES, n_best=3)
+        translator.translate(SENTENCES, num_return_sequences=3)
     update(path, {}, without=["num_beams", "length_penalty"])
-    assert Translator.from_pretrained(tmp_path, device="cpu", backend=backend).default_search == (1, 1.0, 5)
+    assert Translator.from_pretrained(tmp_path, device="cpu", backend=backend).search == (1, 1.0, 5)
     path.unlink()
     translator = Translator.from_pretrained(tmp_path, device="cpu", backend=backend)
     assert translator.translate(SENTENCES, return_scores=True) == by_the_paper
 
 
 def test_n_best_and_scores_equal_those_of_torch(translator: OnnxTranslator, by_torch: Translator) -> None:
-    expected = by_torch.translate(ENGLISH, n_best=3, return_scores=True)
-    found = translator.translate(ENGLISH, n_best=3, return_scores=True)
+    expected = by_torch.translate(ENGLISH, num_return_sequences=3, return_scores=True)
+    found = translator.translate(ENGLISH, num_return_sequences=3, return_scores=True)
     for ours, theirs in zip(found, expected, strict=True):
         assert [(h.tokens, h.text) for h in ours] == [(h.tokens, h.text) for h in theirs]
         assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-4)
@@ -170,9 +170,14 @@ def test_narrow_integers_and_a_missing_mask_are_accepted(translator: OnnxTransla
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint8])
 def test_numpy_integers_are_accepted_as_settings(translator: Any, by_torch: Translator, kind: Any) -> None:
-    settings = {"num_beams": kind(4), "n_best": kind(2), "batch_tokens": np.int64(8192), "max_source_length": kind(200)}
+    settings = {
+        "num_beams": kind(4),
+        "num_return_sequences": kind(2),
+        "batch_tokens": np.int64(8192),
+        "max_source_length": kind(200),
+    }
     for backend in (translator, by_torch):
-        assert backend.translate(ENGLISH, **settings) == backend.translate(ENGLISH, num_beams=4, n_best=2)
+        assert backend.translate(ENGLISH, **settings) == backend.translate(ENGLISH, num_beams=4, num_return_sequences=2)
 
 
 @pytest.mark.parametrize(

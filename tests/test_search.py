@@ -93,7 +93,7 @@ def test_search_equals_brute_force(lively_model: ModelMaker, seed: int, end_at: 
     forwards = [full_forward(model, sentence) for sentence in sentences]
     comparison = Comparison()
     for beams, alpha in ((2, 0.6), (3, -0.9), (4, 0.0), (4, 2.0), (5, 0.6), (8, -0.9), (8, 2.0)):
-        settings = {"num_return_sequences": beams, "length_penalty": alpha, "max_source_length_offset": 4}
+        settings = {"num_return_sequences": beams, "length_penalty": alpha, "extra_length": 4}
         found = search(model, sentences, num_beams=beams, **settings)
         for sentence, forward, rows in zip(sentences, forwards, found, strict=True):
             truth = beam_search(forward, beams=beams, alpha=alpha, limit=len(sentence) + 4)
@@ -117,7 +117,7 @@ def test_every_stopping_rule_equals_brute_force(lively_model: ModelMaker) -> Non
         sentences = random_sentences(seed, count=6, vocab_size=16, longest=7)
         forwards = [full_forward(model, sentence) for sentence in sentences]
         for rule, (returned, alpha) in itertools.product(RULES, ((3, -0.9), (1, 0.6), (3, 2.0))):
-            settings = {"num_return_sequences": returned, "early_stopping": rule, "max_source_length_offset": 9}
+            settings = {"num_return_sequences": returned, "early_stopping": rule, "extra_length": 9}
             rows = search(model, sentences, num_beams=5, length_penalty=alpha, **settings)
             tensors = by_search(model, padded(sentences), 5, alpha, **settings)
             for sentence, forward, ours, theirs in zip(sentences, forwards, rows, tensors.tokens, strict=True):
@@ -158,7 +158,7 @@ def test_a_translation_does_not_depend_on_its_batch(lively_model: ModelMaker, be
     for seed, end_at in MODELS[:2]:
         model = lively_model(seed, end_at - 1.5 if beams == 1 else end_at)  # greedy search ends later
         sentences = random_sentences(seed, count=10, vocab_size=16, longest=12)
-        arguments = {"num_beams": beams, "max_source_length_offset": 5}
+        arguments = {"num_beams": beams, "extra_length": 5}
         alone = [tokens_of(model.generate(**padded([sentence]), **arguments)[0]) for sentence in sentences]
         together = [tokens_of(row) for row in model.generate(**padded(sentences), **arguments)]
         assert together == alone
@@ -182,7 +182,7 @@ def test_each_sentence_has_its_own_limit(lively_model: ModelMaker, beams: int) -
     """The model never ends a sentence, so each translation has |source| + 3 tokens, </s> included."""
     model = without_end(lively_model(0))
     sentences = [[5, 2], [6, 7, 8, 9, 10, 2], [4, 4, 4, 2]]
-    rows = model.generate(**padded(sentences), num_beams=beams, max_source_length_offset=3)
+    rows = model.generate(**padded(sentences), num_beams=beams, extra_length=3)
     assert [len(tokens_of(row)) for row in rows] == [5, 9, 7]
 
 
@@ -190,7 +190,7 @@ def test_the_limit_counts_after_a_given_prefix(lively_model: ModelMaker) -> None
     """A model that never ends: |source| + 3 tokens after the prefix; with learned positions, up to the last one."""
     for beginning in ([[START, 5, 6, 7]], [[5, 6, 7]]):
         prompt = {"decoder_input_ids": torch.tensor(beginning)}
-        row = without_end(lively_model(0)).generate(**padded([[8, 9, 2]]), **prompt, max_source_length_offset=3)
+        row = without_end(lively_model(0)).generate(**padded([[8, 9, 2]]), **prompt, extra_length=3)
         assert row.shape == (1, 4 + 6)
         learned = without_end(lively_model(0, position_embedding_type="learned", max_position_embeddings=12))
         assert learned.generate(**padded([[8, 9, 2]]), **prompt).shape == (1, 12)
@@ -210,7 +210,7 @@ def test_the_search_stops_at_the_proved_best(lively_model: ModelMaker) -> None:
         model = lively_model(seed, end_at=3.0)
         for sentence in random_sentences(seed, count=3, vocab_size=16, longest=8):
             limit, steps = len(sentence) + 10, record_steps(model)
-            model.generate(**padded([sentence]), max_source_length_offset=10)
+            model.generate(**padded([sentence]), extra_length=10)
             found = len(steps)
             truth = beam_search(full_forward(model, sentence), beams=4, alpha=0.6, limit=limit, returned=1)
             if truth.margin > FLOAT_NOISE:
@@ -229,7 +229,7 @@ def test_a_given_prefix_is_continued_like_brute_force(lively_model: ModelMaker, 
     truth = beam_search(lambda row: forward((START, *beginning, *row[1:])), **settings)
     steps = record_steps(model)
     given = {"decoder_input_ids": torch.tensor([[*start, *beginning]])}
-    (((tokens, score),),) = search(model, [sentence], **given, length_penalty=1.0, max_source_length_offset=4)
+    (((tokens, score),),) = search(model, [sentence], **given, length_penalty=1.0, extra_length=4)
     assert tokens[:3] == beginning
     check_best((tokens[3:], score), truth)
     assert len(steps) == truth.steps
@@ -240,7 +240,7 @@ def test_beam_1_is_greedy_search(lively_model: ModelMaker) -> None:
     for seed, end_at in MODELS:
         model = lively_model(seed, end_at - 2)
         sentences = random_sentences(seed + 7, count=6, vocab_size=16, longest=8)
-        rows = model.generate(**padded(sentences), num_beams=1, max_source_length_offset=5)
+        rows = model.generate(**padded(sentences), num_beams=1, extra_length=5)
         for sentence, row in zip(sentences, rows, strict=True):
             truth = beam_search(full_forward(model, sentence), beams=1, alpha=0.0, limit=len(sentence) + 5)
             assert tokens_of(row) == truth.hypotheses[0].tokens
@@ -269,7 +269,7 @@ def test_sampling_follows_the_seed_and_the_limit(lively_model: ModelMaker, beams
 
     def sample(seed: int) -> list[tuple[int, ...]]:
         torch.manual_seed(seed)
-        rows = model.generate(**batch, do_sample=True, num_beams=beams, max_source_length_offset=6)
+        rows = model.generate(**batch, do_sample=True, num_beams=beams, extra_length=6)
         return [tokens_of(row) for row in rows]
 
     assert sample(1) == sample(1)
@@ -286,7 +286,7 @@ def test_assisted_decoding_equals_greedy(lively_model: ModelMaker, helped_by: st
         if helped_by == "assistant":
             help = {"assistant_model": lively_model(seed + 100, decoder_layers=1, encoder_layers=1)}
         for sentence in random_sentences(seed, count=3, vocab_size=16, longest=8):
-            arguments = {**padded([sentence]), "num_beams": 1, "max_source_length_offset": 8}
+            arguments = {**padded([sentence]), "num_beams": 1, "extra_length": 8}
             greedy, assisted = model.generate(**arguments), model.generate(**arguments, **help)
             assert tokens_of(assisted[0]) == tokens_of(greedy[0])
 
@@ -299,7 +299,7 @@ CALLS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"max_new_tokens": 5}, {"limit": 5}),
     ({"max_new_tokens": 60}, {"limit": 60}),
     ({"max_length": 6}, {"limit": 5}),  # max_length counts the start token
-    ({"max_source_length_offset": 1}, {"limit": 7}),
+    ({"extra_length": 1}, {"limit": 7}),
     ({"num_beams": 3, "length_penalty": 2.0, "max_new_tokens": 9}, {"beams": 3, "alpha": 2.0, "limit": 9}),
     ({"generation_config": GenerationConfig(max_new_tokens=4)}, {"limit": 4}),
 ]

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from saved_model import ENGLISH
 from transformers import PreTrainedTokenizerFast
+from vaswani_transformer.search_settings import SearchSettings
 
 from training import demo_corpus
 from vaswani_transformer import Translator
-from vaswani_transformer.search_settings import SearchSettings
-from vaswani_transformer.text_vaswani_transformer import joined_texts, sentence_spans, source_limit, split_text
+from vaswani_transformer.sentences_vaswani_transformer import join_texts, sentence_spans, source_limit, split_text
 from vaswani_transformer.tokenization import train_tokenizer
 
 # A bar marks where a sentence, or the white space between two, ends.
@@ -134,7 +134,7 @@ def test_a_space_joins_translations_only_in_languages_that_have_it() -> None:
     calls = f"{json.dumps([parts for *parts, _ in JOINED])}.map((parts) => joinedTexts(...parts))"
     program = f"import {{ joinedTexts }} from '{page.as_uri()}'; console.log(JSON.stringify({calls}))"
     expected = [text for *_, text in JOINED]
-    assert [joined_texts(*parts) for *parts, _ in JOINED] == expected
+    assert [join_texts(*parts) for *parts, _ in JOINED] == expected
     assert json.loads(node("--input-type=module", "--eval", program).stdout) == expected
 
 

@@ -77,7 +77,7 @@ def test_the_trainer_learns_and_saves_the_copy_task(make_trainer, tokenizer, sen
 
     trainer.save_model(str(tmp_path / "model"))
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model").generation_config
-    assert (loaded.num_beams, loaded.max_source_length_offset) == (4, 50)
+    assert (loaded.num_beams, loaded.extra_length) == (4, 50)
 
 
 def test_evaluation_does_not_change_the_search(make_trainer):

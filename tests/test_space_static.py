@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from conversion.onnx.tokenizer.verify import EDGE_CASES
 from hub.__main__ import main
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.text_vaswani_transformer import source_limit
+from vaswani_transformer.sentences_vaswani_transformer import source_limit
 from vaswani_transformer.tokenization import train_tokenizer
 
 TESTS = Path(__file__).parent

@@ -23,7 +23,7 @@ from training.train import train
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import load_model
-from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
 SIZES = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
@@ -164,7 +164,7 @@ def test_sizes_other_than_those_of_the_initial_weights_are_named(folder):
 @pytest.mark.parametrize(("alpha", "expected"), [(None, 0.6), (1.2, 1.2)])
 def test_the_model_defaults_to_the_length_penalty_of_the_recipe(folder, alpha, expected):
     train(recipe_of(folder, length_penalty=alpha))
-    assert Translator.from_pretrained(folder / "run").default_search.length_penalty == expected
+    assert Translator.from_pretrained(folder / "run").search.length_penalty == expected
 
 
 def test_the_plan_accepts_a_smaller_target_vocabulary(folder):

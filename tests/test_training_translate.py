@@ -8,10 +8,10 @@ import shutil
 import pytest
 from conftest import write_lines
 from saved_model import ENGLISH, GERMAN, saved_model
-from training_child import TrainingProcess
-
 from training.translate import _files_of
 from training.translate import main as translate
+from training_child import TrainingProcess
+
 from vaswani_transformer import Translator
 from vaswani_transformer.model_folder import files_sha256
 
@@ -94,7 +94,7 @@ def test_shards_of_another_text_model_or_search_are_refused(work, tmp_path, monk
     (tmp_path / "other").write_text(text.read_text(encoding="utf-8") + "more\n", encoding="utf-8")
     shutil.copytree(model, "changed")
     settings = tmp_path / "changed/generation_config.json"
-    settings.write_text(settings.read_text().replace('"max_source_length_offset": 50', '"max_source_length_offset": 5'))
+    settings.write_text(settings.read_text().replace('"extra_length": 50', '"extra_length": 5'))
     values = {"model": model, "input": text, "output": "out", "shard-lines": SHARD} | flags
     error = refused(translate, words_of(values))
     assert "holds shards of another translation" in error and message in error

@@ -13,13 +13,13 @@ from saved_model import ENGLISH, GERMAN, change_json, saved_model, trained_model
 from tokenizers import normalizers
 from torch.nn.functional import linear
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from vaswani_transformer.search_settings import LENGTH_PENALTIES
 
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.search_settings import LENGTH_PENALTIES
-from vaswani_transformer.text_translator import Hypothesis
-from vaswani_transformer.text_vaswani_transformer import CHARACTERS_PER_TOKEN, best_cut, split_text
+from vaswani_transformer.sentences_vaswani_transformer import CHARACTERS_PER_TOKEN, best_cut, split_text
 from vaswani_transformer.tokenization import train_tokenizer
+from vaswani_transformer.translator import Hypothesis
 
 SENTENCES = [*ENGLISH, *GERMAN, "a", "zwölf", "two apples, two apples, two apples", "</s> <pad>", "日本語 🙂"]
 
@@ -49,7 +49,7 @@ def test_empty_texts_have_empty_translations_in_place(translator):
     assert translator.translate([]) == []
     assert translator.translate("") == [""]
     assert translator.translate(texts[1]) == [one]
-    assert translator.translate("", n_best=2) == [[Hypothesis("", 0.0, [])]]
+    assert translator.translate("", num_return_sequences=2) == [[Hypothesis("", 0.0, [])]]
 
 
 def test_notebooks_show_short_descriptions(translator):
@@ -65,7 +65,9 @@ def test_the_length_penalty_reaches_the_search(translator, alpha):
 
 
 def test_n_best_equals_generate_with_gnmt_scores(translator):
-    for text, hypotheses in zip(ENGLISH, translator.translate(ENGLISH, n_best=4, return_scores=True), strict=True):
+    for text, hypotheses in zip(
+        ENGLISH, translator.translate(ENGLISH, num_return_sequences=4, return_scores=True), strict=True
+    ):
         texts, expected = by_generate(translator, text, num_return_sequences=4)
         assert [hypothesis.text for hypothesis in hypotheses] == texts
         scores = [hypothesis.score for hypothesis in hypotheses]
@@ -81,7 +83,9 @@ def test_empty_slots_are_left_out():
     model = untrained_model()
     for allowed, found in ({50}, 1), ({50, 2}, 4):
         model.generation_config.suppress_tokens = sorted(set(range(model.config.vocab_size)) - allowed)
-        (hypotheses,) = Translator(model, trained_tokenizer()).translate(["small"], n_best=4, return_scores=True)
+        (hypotheses,) = Translator(model, trained_tokenizer()).translate(
+            ["small"], num_return_sequences=4, return_scores=True
+        )
         assert len({len(hypothesis.tokens) for hypothesis in hypotheses}) == len(hypotheses) == found
 
 
@@ -169,8 +173,8 @@ def test_a_split_prefers_sentence_ends_then_spaces(text, reach, kept):
 
 
 def test_hypotheses_of_parts_are_joined_by_rank(translator):
-    first, second = translator.translate(ENGLISH[:2], n_best=3)
-    (joined,) = translator.translate(" ".join(ENGLISH[:2]), n_best=3)
+    first, second = translator.translate(ENGLISH[:2], num_return_sequences=3)
+    (joined,) = translator.translate(" ".join(ENGLISH[:2]), num_return_sequences=3)
     assert len(joined) == min(len(first), len(second))
     for hypothesis, a, b in zip(joined, first, second, strict=False):
         assert (hypothesis.text, hypothesis.tokens) == (f"{a.text} {b.text}", a.tokens + b.tokens)
@@ -195,7 +199,7 @@ def test_extreme_length_penalties_keep_long_scores_valid(alpha):
     model = untrained_model()
     with torch.no_grad():
         model.lm_head.weight.zero_()
-    model.generation_config.update(max_source_length_offset=1000)
+    model.generation_config.update(extra_length=1000)
     model.generation_config.suppress_tokens = [0, 1, 2]
     translator = Translator(model, trained_tokenizer())
     ((best,),) = translator.translate(["a"], num_beams=1, length_penalty=alpha, return_scores=True)
@@ -225,7 +229,7 @@ def test_batch_tokens_counts_padding_and_beams(translator):
         ({"num_beams": 10**9}, "1000"),
         ({"num_beams": True}, "num_beams is True; it must be an integer"),
         ({"num_beams": 2.5}, "num_beams is 2.5; it must be an integer"),
-        ({"n_best": 5}, r"between 1 and 4 \(num_beams\)"),
+        ({"num_return_sequences": 5}, r"between 1 and 4 \(num_beams\)"),
         ({"batch_tokens": 0}, "batch_tokens is 0"),
         ({"max_source_length": 3}, "max_source_length is 3"),
         ({"max_characters": 0}, "max_characters is 0"),
@@ -334,8 +338,8 @@ def test_the_folder_of_a_trainer_translates_like_generate(tmp_path):
 
 
 def test_a_limit_that_only_generate_applies_is_refused(folder):
-    """Without max_source_length_offset, as after training with a GenerationConfig of its own, max_length counts."""
-    change_json(folder / "generation_config.json", max_length=7, max_source_length_offset=None)
+    """Without extra_length, as after training with a GenerationConfig of its own, max_length counts."""
+    change_json(folder / "generation_config.json", max_length=7, extra_length=None)
     with pytest.raises(
         InputError, match="generation_config.json: max_length is 7, which generate.* max_source_length_"
     ):

@@ -18,7 +18,7 @@ from vaswani_transformer.model_folder import (
     read_json_object,
     verify_manifest,
 )
-from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
 if TYPE_CHECKING:  # imported where it is used, so that --help is fast
     import torch

@@ -11,7 +11,7 @@ from accelerate.utils import broadcast_object_list
 
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.model_folder import read_json_object, write_json
-from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
 from . import checkpoint_folders, tensors
 from .prepare import Prepared

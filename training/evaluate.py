@@ -6,19 +6,16 @@ evaluation_text.py -> the translator -> scores.py -> result_row.py. They are imp
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.lines import open_output, without_line_breaks
-
-from .search_options import BatchTokens, Dtype, LengthPenalty, NumBeams
+from vaswani_transformer.options import Backend, BatchTokens, Device, Dtype, LengthPenalty, NumBeams
 
 if TYPE_CHECKING:
-    from vaswani_transformer.text_translator import TextTranslator
-
     from .evaluation_text import EvaluationText
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -36,10 +33,10 @@ def evaluate(
     test: Annotated[str | None, typer.Option(help="A corpus; default: the recipe's `test`, else `validation`.")] = None,
     num_beams: NumBeams = None,
     length_penalty: LengthPenalty = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.")] = None,
+    device: Device = None,
     batch_tokens: BatchTokens = 8192,
     dtype: Dtype = None,
-    backend: Annotated[str, typer.Option(help="torch, or onnx for a folder that `export onnx` wrote.")] = "torch",
+    backend: Backend = "torch",
     hypotheses: Annotated[Path | None, typer.Option(help="Write the translations to this file.")] = None,
     record_to: Annotated[Path | None, typer.Option("--record", help="Append the result to this CSV file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -58,27 +55,26 @@ def evaluate(
     text = read_text(model, source, reference, config, data, test)
     if hypotheses is not None and (hypotheses.is_dir() or not hypotheses.parent.is_dir()):
         raise InputError(f"--hypotheses {hypotheses}: give the name of a file in an existing folder")
-    from_pretrained: Any = Translator.from_pretrained  # overloaded by backend
-    translator: TextTranslator = from_pretrained(model, device=device, dtype=dtype, backend=backend)
-    num_beams, length_penalty, _ = translator.search_settings(num_beams, length_penalty)
+    translator: Translator = Translator.from_pretrained(model, backend=backend, device=device, dtype=dtype)
+    search = translator.change_search(num_beams=num_beams, length_penalty=length_penalty)
     translations = translator.translate(
         text.sources,
-        num_beams=num_beams,
-        length_penalty=length_penalty,
         batch_tokens=batch_tokens,
         split_sentences=False,  # as in training
         progress=True,
+        **vars(search),
     )
     result = scores(translations, text.references, text.kinds, text.language)
+    result |= {"beam": search.num_beams, "alpha": search.length_penalty}
     if as_json:
-        typer.echo(json.dumps({"test": text.name, "beam": num_beams, "alpha": length_penalty, **result}, indent=1))
+        typer.echo(json.dumps({"test": text.name, **result}, indent=1))
     else:
-        typer.echo(f"{text.name}, beam {num_beams}, length penalty {length_penalty}\n{format_scores(result)}")
+        typer.echo(f"{text.name}, beam {result['beam']}, length penalty {result['alpha']}\n{format_scores(result)}")
     if hypotheses is not None:
         with open_output(hypotheses) as out:
             out.write("".join(f"{without_line_breaks(line)}\n" for line in translations).encode())
     if record_to is not None:
-        append_row(record_to, model, text, {**result, "beam": num_beams, "alpha": length_penalty})
+        append_row(record_to, model, text, result)
 
 
 def read_text(

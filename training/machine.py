@@ -18,9 +18,9 @@ from accelerate.utils import DynamoBackend
 
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.errors import UnavailableError
-from vaswani_transformer.launch import LAUNCHED
 
 from .cost import training_memory
+from .launch import LAUNCHED
 from .recipe import Recipe
 
 # training_memory estimates 1.2 times what autograd keeps in float32, 1.9 times what it keeps in bfloat16. The rest of a

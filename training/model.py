@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import GenerationConfig
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import InputError, UnavailableError
-from vaswani_transformer.loading import check_generation_config, load_config
-from vaswani_transformer.model_folder import local_folder, verify_manifest
+from vaswani_transformer.loading import load_config, load_generation_config
+from vaswani_transformer.model_folder import ModelFolder, local_folder, verify_manifest
 from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 
 from . import machine
@@ -124,9 +123,9 @@ def make_model(
         folder = local_folder(recipe.initial_weights)
         verify_manifest(folder)
         restore_model(model, folder)
-        if (folder / "generation_config.json").is_file():
-            check_generation_config(folder, config)
-            model.generation_config = GenerationConfig.from_pretrained(folder)
+        source = ModelFolder(folder)
+        if source.generation_config:
+            model.generation_config = load_generation_config(source)
     if recipe.length_penalty is not None:
         model.generation_config.length_penalty = recipe.length_penalty
     if recipe.gradient_checkpointing:

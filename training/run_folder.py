@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from vaswani_transformer.atomic import remove_stale
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.model_folder import read_json_object, write_json
-from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
 from .model import model_config
 from .parallel_text import train_and_validation_texts

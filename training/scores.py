@@ -9,7 +9,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
-from vaswani_transformer import Translator
+from vaswani_transformer import TorchTranslator
 
 
 def corpus_bleu(
@@ -21,7 +21,7 @@ def corpus_bleu(
     return bleu.corpus_score(translations, [references]).score
 
 
-def nats_per_token(translator: Translator, sources: list[str], references: list[str]) -> float:
+def nats_per_token(translator: TorchTranslator, sources: list[str], references: list[str]) -> float:
     """Return the mean negative log-likelihood of the references' tokens, `</s>` included."""
     scores = translator.score(sources, references)
     return -math.fsum(score.total for score in scores) / sum(len(score.tokens) for score in scores)

@@ -8,7 +8,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.lines import BYTE_ORDER_MARK, UTF_16_MARKS, decode_line, opened
+from vaswani_transformer.lines import BYTE_ORDER_MARK, UTF_16_MARKS, decode_line, open_text
 
 CHUNK = 8192  # pairs in memory at a time; a corpus' sha256 depends on it
 
@@ -55,7 +55,7 @@ def tsv_columns(path: Path, languages: tuple[str, str]) -> tuple[int, int, bool]
     A header that contains both language codes decides, or else a name such as `train.en-de.tsv`; without either, the
     first column is the source.
     """
-    with opened(path) as file:
+    with open_text(path) as file:
         header = file.readline().removeprefix(BYTE_ORDER_MARK).decode("utf-8", "replace").strip().split("\t")
     if set(languages) <= set(header):
         return header.index(languages[0]), header.index(languages[1]), True
@@ -113,7 +113,7 @@ def _read_pairs(
 def _blocks(path: Path, encoding_errors: str) -> Iterator[list[str | None]]:
     """Yield the file's lines, CHUNK at a time. Lines end at \\n only; U+2028 and the like are text."""
     read = 0
-    with opened(path) as file:
+    with open_text(path) as file:
         while block := list(islice(file, CHUNK)):
             if read == 0:
                 if block[0].startswith(UTF_16_MARKS) or block[0].count(0) > len(block[0]) // 4:

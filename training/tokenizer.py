@@ -10,7 +10,7 @@ from vaswani_transformer.atomic import move_files, temporary_path
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import load_tokenizer
 from vaswani_transformer.model_folder import local_folder
-from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
 from .parallel_text import ParallelText, text_lines

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.translator import Translator
+from vaswani_transformer.torch_translator import TorchTranslator
 
 from . import fsdp, tensors
 from .batches import plan_batches
@@ -38,7 +38,7 @@ def validate(prepared: Prepared, progress: Progress, last: bool) -> None:
     if recipe.bleu_every is not None and (last or progress.step % recipe.bleu_every == 0):
         model = unsharded_model(prepared)
         if accelerator.is_main_process:
-            translator = Translator(model, text.tokenizer, text.target_tokenizer)
+            translator = TorchTranslator(model, text.tokenizer, text.target_tokenizer)
             assert text.validation_sentences is not None
             record["validation_bleu"] = validation_bleu(translator, text.validation_sentences, recipe.lowercase)
             summary += f", BLEU {record['validation_bleu']:.1f}"
@@ -76,7 +76,7 @@ def unsharded_model(prepared: Prepared) -> VaswaniTransformerForConditionalGener
     return model.to(prepared.accelerator.device).eval()
 
 
-def validation_bleu(translator: Translator, sentences: Sentences, lowercase: bool) -> float:
+def validation_bleu(translator: TorchTranslator, sentences: Sentences, lowercase: bool) -> float:
     """Return sacreBLEU on the validation text, with the model's search (beam 4)."""
     from .scores import corpus_bleu  # sacrebleu is needed here only
 

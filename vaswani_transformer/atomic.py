@@ -136,8 +136,6 @@ def move_files(names: Iterable[str], source: Path, target: Path) -> None:
 
 def sync(path: Path) -> None:
     """Flush a file's content, or a folder's entries, to disk, so that a power failure cannot lose them."""
-    if os.name == "nt" and path.is_dir():  # Windows cannot open folders
-        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -30,9 +30,19 @@ from .modeling_vaswani_transformer import (
     gnmt_length_penalty,
     target_vocab_size,
 )
-from .search_settings import lookahead_of
+from .search_vaswani_transformer import SearchSettings
 
 MASKED = torch.finfo(torch.float32).min  # the bias of positions that may not be attended to
+
+
+class SettingTensors(NamedTuple):
+    """The settings that are tensors, each of shape (), so that an exported graph takes them as inputs."""
+
+    length_penalty: Tensor
+    lookahead: Tensor
+    extra_length: Tensor
+    max_new_tokens: Tensor  # 0: no common maximum
+    min_new_tokens: Tensor
 
 
 class Memory(NamedTuple):
@@ -89,27 +99,21 @@ def start(
     model: VaswaniTransformerForConditionalGeneration,
     input_ids: Tensor,
     attention_mask: Tensor,
-    offset: int,
+    settings: SettingTensors,
     beams: int,
-    alpha: Tensor,
-    lookahead: Tensor,
-    min_length: Tensor,
-    max_length: Tensor | None = None,
+    longest: int,
     initial_live: int = 1,
 ) -> tuple[Memory, BatchConstants, Constants, SearchState]:
     """Encode the sentences and set up the search.
 
     input_ids, attention_mask: (batch, source)
-    offset: output tokens allowed beyond a sentence's source tokens
-    alpha: (), the exponent of the length penalty
-    lookahead: (), see `lookahead_of`
-    min_length: (), tokens before </s>;  max_length: (), the limit of every sentence
+    longest: the most output tokens of any sentence
     initial_live: live hypotheses of the first step; all but the first are empty slots, see `initial_hypotheses`
     """
     config = model.config
     batch, device = input_ids.shape[0], input_ids.device
-    memory = encode(model, input_ids, attention_mask, offset, alpha, max_length)
-    constants = search_constants(model, input_ids.shape[1] + offset, beams, alpha, lookahead, min_length)
+    memory = encode(model, input_ids, attention_mask, settings)
+    constants = search_constants(model, settings, beams, longest)
     slots, first = torch.arange(beams, device=device), torch.arange(initial_live, device=device)
     batch_constants = BatchConstants(
         new_bias=self_only_bias(slots).expand(batch, -1, -1),
@@ -137,17 +141,15 @@ def encode(
     model: VaswaniTransformerForConditionalGeneration,
     input_ids: Tensor,
     attention_mask: Tensor,
-    offset: int,
-    alpha: Tensor,
-    max_length: Tensor | None,
+    settings: SettingTensors,
 ) -> Memory:
     """Run the encoder and project its output for every layer; arguments as in `start`."""
     states = model.model.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-    limits = attention_mask.sum(dim=1, keepdim=True) + offset
+    limits = attention_mask.sum(dim=1, keepdim=True) + settings.extra_length
+    limits = torch.where(settings.max_new_tokens > 0, settings.max_new_tokens, limits)
     if model.config.learned_positions is not None:  # learned positions end there
         limits = limits.clamp(max=model.config.learned_positions - 1)
-    if max_length is not None:
-        limits = torch.minimum(limits, max_length)
+    alpha = settings.length_penalty
     keys, values = memory_keys_and_values(model.model.decoder, states)
     return Memory(
         keys=[tensor.contiguous() for tensor in keys],
@@ -160,16 +162,12 @@ def encode(
 
 def search_constants(
     model: VaswaniTransformerForConditionalGeneration,
-    longest: int,
+    settings: SettingTensors,
     beams: int,
-    alpha: Tensor,
-    lookahead: Tensor,
-    min_length: Tensor,
+    longest: int,
 ) -> Constants:
-    """Compute the constants of a search.
-
-    longest: the most output tokens of any sentence;  beams, alpha, lookahead, min_length: as in `start`
-    """
+    """Compute the constants of a search; arguments as in `start`."""
+    alpha, lookahead = settings.length_penalty, settings.lookahead
     config, encoding, device = model.config, model.model.decoder.positional_encoding, alpha.device
     positional_encoding = encoding(0, longest + 1 if encoding.maximum is None else encoding.maximum, device)
     # The 2 x beams best continuations of a sentence are among the 2 x beams best of each of its hypotheses; suppressed
@@ -182,7 +180,7 @@ def search_constants(
     is_greedy = torch.arange(beams, device=device)[-1] == 0  # beams == 1, as a tensor: `beams` is symbolic in an export
     assumed_growth = torch.where(alpha > 0, lookahead.clamp(min=0), 0)
     # Greedy search keeps only the better of its two candidates.
-    may_finish = ((candidates == 0) | ~is_greedy) & (lengths > min_length)[:, None]
+    may_finish = ((candidates == 0) | ~is_greedy) & (lengths > settings.min_new_tokens)[:, None]
     return Constants(
         positional_encoding=positional_encoding,
         penalties=gnmt_length_penalty(lengths.float(), alpha),
@@ -274,44 +272,37 @@ def beam_search(
     model: VaswaniTransformerForConditionalGeneration,
     input_ids: Tensor,
     attention_mask: Tensor,
-    num_beams: int = 4,
-    length_penalty: float = 0.6,
-    max_source_length_offset: int = 50,
-    min_length: int = 0,
-    max_length: int | None = None,
-    num_return_sequences: int | None = None,
-    early_stopping: bool | int | str = "never",
+    settings: SearchSettings,
 ) -> tuple[Tensor, Tensor]:
     """Translate a batch; returns the tokens of `generate()` with the same settings, without the start token.
 
     input_ids, attention_mask: (batch, source), padded on the right
-    max_source_length_offset, max_length: a sentence's limit is its source tokens plus the offset, at most max_length
-    min_length: tokens before </s> (transformers' `min_new_tokens`)
-    num_return_sequences: hypotheses to return, None for num_beams; a smaller number may end the search earlier
-    early_stopping: when a sentence is done, see `lookahead_of`
     returns sequences (batch, num_return_sequences, length), best first, padded, without the start token, and scores
     (batch, num_return_sequences), log P / ((5 + length) / 6)^alpha; an empty slot is padding
     """
-    device, pad = input_ids.device, cast(int, model.config.pad_token_id)
-    n_best = num_beams if num_return_sequences is None else num_return_sequences
+    device, pad, beams = input_ids.device, cast(int, model.config.pad_token_id), settings.num_beams
     scalar = functools.partial(torch.tensor, device=device)
-    last_index = scalar([(num_beams if early_stopping is True else n_best) - 1])
+    awaited = beams if settings.lookahead < 0 else settings.num_return_sequences
+    last_index = scalar([awaited - 1])
     memory, batch_constants, constants, state = start(
         model,
         input_ids,
         attention_mask,
-        offset=max_source_length_offset,
-        beams=num_beams,
-        alpha=scalar(float(length_penalty)),
-        lookahead=scalar(lookahead_of(early_stopping)),
-        min_length=scalar(min_length),
-        max_length=None if max_length is None else scalar(max_length),
-        initial_live=initial_hypotheses(num_beams, target_vocab_size(model.config)),
+        SettingTensors(
+            length_penalty=scalar(float(settings.length_penalty)),
+            lookahead=scalar(settings.lookahead),
+            extra_length=scalar(settings.extra_length),
+            max_new_tokens=scalar(settings.max_new_tokens or 0),
+            min_new_tokens=scalar(settings.min_new_tokens),
+        ),
+        beams,
+        longest=settings.max_new_tokens or input_ids.shape[1] + settings.extra_length,
+        initial_live=initial_hypotheses(beams, target_vocab_size(model.config)),
     )
     decoder = CachedDecoder(model)
     rows = torch.arange(input_ids.shape[0], device=device)
-    sequences = torch.full((len(rows), num_beams, int(memory.limits.max())), pad, device=device)
-    scores = torch.full((len(rows), num_beams), EMPTY_SCORE, device=device)
+    sequences = torch.full((len(rows), beams, int(memory.limits.max())), pad, device=device)
+    scores = torch.full((len(rows), beams), EMPTY_SCORE, device=device)
     while len(rows):
         state = step(decoder, memory, batch_constants, constants, state, last_index)
         at_limit = state.length >= memory.limits
@@ -329,13 +320,7 @@ def beam_search(
             memory = Memory._make(select(field, remaining) for field in memory)
             batch_constants = BatchConstants._make(field[: len(rows)] for field in batch_constants)
             state = SearchState._make(field if field is state.length else select(field, remaining) for field in state)
-    return best_hypotheses(sequences, scores, n_best, pad)
-
-
-def output_limit_offset(model: VaswaniTransformerForConditionalGeneration) -> int:
-    """Return how many tokens an output may have beyond its source: the generation config's, or the paper's 50."""
-    offset = getattr(model.generation_config, "max_source_length_offset", None)
-    return 50 if offset is None else offset
+    return best_hypotheses(sequences, scores, settings.num_return_sequences, pad)
 
 
 def best_hypotheses(sequences: Tensor, scores: Tensor, n_best: int, pad: int) -> tuple[Tensor, Tensor]:

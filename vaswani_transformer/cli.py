@@ -3,7 +3,6 @@
 Each command imports its dependencies when it runs, so that `--help` does not wait for torch.
 """
 
-import importlib
 import json
 import os
 import sys
@@ -16,13 +15,13 @@ import typer
 
 from . import __version__
 from .atomic import atomic_folder, check_new_folder
-from .command_translator import load_translator, quiet_transformers
 from .errors import InputError
 from .exit import exit_cleanly
-from .launch import accelerate_is_configured, launch
 from .lines import arriving_lines, existing_file, open_output, read_lines, without_line_breaks
+from .options import Backend, BatchTokens, Device, Dtype, LengthPenalty, NumBeams
 from .programs import import_program, program_name
-from .text_translator import as_texts
+from .translate_file import model_sha256, translate_file
+from .translator import Hypothesis, Translator, as_texts
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -46,12 +45,6 @@ def check_picture(output: str) -> str:
 
 Model = Annotated[str, typer.Option(help="A model folder.")]
 Download = Annotated[bool, typer.Option("--download", help="Download --model from the Hub if it is a repository.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.")]
-Dtype = Annotated[
-    Literal["float32", "bfloat16", "float16", "float64"] | None,
-    typer.Option(help="Precision of the weights; default: as saved."),
-]
-Backend = Annotated[Literal["torch", "onnx"], typer.Option(help="onnx reads a folder written by `export onnx`.")]
 Precision = Annotated[
     Literal["fp16", "int8", "int8-weights"] | None,
     typer.Option(help="ONNX file of a published model: int8 reads model_int8.onnx. Default: model.onnx."),
@@ -65,7 +58,7 @@ Picture = Annotated[str, typer.Option(callback=check_picture, help="A .png, .svg
 # The programs parse their arguments themselves, including --help.
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 # The module of each, by command; docs/generate.py takes its help from there.
-PROGRAMS = {"demo": "vaswani_transformer.demo", "train": "training.__main__"}
+PROGRAMS = {"train": "training.__main__"}
 
 
 def add_program(
@@ -95,11 +88,7 @@ def options(
     pass
 
 
-@app.command(
-    add_help_option=False, context_settings=PASS_ON, help="Train a small model and translate with it, in minutes."
-)
-def demo(context: typer.Context) -> None:
-    importlib.import_module("vaswani_transformer.demo").main(context.args)
+add_program(app, "demo", "Train a small model and translate with it, in minutes.", "training", "demo")
 
 
 @app.command(help="Train a byte-level BPE on text files of both languages.")
@@ -141,8 +130,9 @@ def train(context: typer.Context) -> None:
         import torch
 
         processes = max(1, torch.cuda.device_count())
-    if processes > 1 or accelerate_is_configured():
-        code = launch(program_name("training"), context.args, processes)
+    launcher = import_program("training", "launch")
+    if processes > 1 or launcher.accelerate_is_configured():
+        code = launcher.launch(program_name("training"), context.args, processes)
         if code:
             raise SystemExit(code)
     else:  # in this process, so that every signal is the training's own: Ctrl-C, Ctrl-Z, kill -9
@@ -167,32 +157,37 @@ def show_recipe(name: Annotated[str, typer.Argument(help="The name of a recipe."
 add_program(app, "evaluate", "Compute BLEU of a model's translations.", "training", "evaluate")
 
 
-@app.command(help="Translate lines of text: one line in, one line out.")
+@app.command(help="Translate lines of text: one line in, one line out. With files, run it again to resume.")
 def translate(
     model: Model,
     input: Annotated[str, typer.Option(help="A UTF-8 text file (.gz too), or - for stdin.")] = "-",
     output: Output = "-",
-    num_beams: Annotated[int | None, typer.Option(help="Beam size; 1 is greedy search; default: the model's.")] = None,
-    length_penalty: Annotated[
-        float | None, typer.Option(help="alpha of ((5 + length) / 6)^alpha; default: the model's.")
-    ] = None,
+    num_beams: NumBeams = None,
+    length_penalty: LengthPenalty = None,
     early_stopping: Annotated[
-        str | None, typer.Option(help="never, true, false or a number of tokens; default: the model's.")
+        str | None, typer.Option(help="never, true, false or a number of tokens (5 is fast); default: the model's.")
     ] = None,
+    extra_length: Annotated[
+        int | None, typer.Option(help="Tokens that a translation may have beyond its source; default: the model's.")
+    ] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Or the most tokens of every translation.")] = None,
+    min_new_tokens: Annotated[int | None, typer.Option(help="Fewest tokens of a translation.")] = None,
     n_best: Annotated[
         int, typer.Option(help="Print the N best translations per line: line number, score, text (tab-separated).")
     ] = 1,
     scores: Annotated[
         bool, typer.Option("--scores", help="Print the score and a tab before each translation.")
     ] = False,
-    batch_tokens: Annotated[int, typer.Option(help="Tokens times beams per batch; lower it to save memory.")] = 8192,
+    batch_tokens: BatchTokens = 8192,
     max_source_length: Annotated[
         int | None,
         typer.Option(help="Split sentences of more tokens; default: the longest in training, or 256 if unknown."),
     ] = None,
     split_sentences: Annotated[bool, typer.Option(help="Translate the sentences of a line one by one.")] = True,
     max_characters: Annotated[int | None, typer.Option(help="Refuse longer lines; default: no limit.")] = None,
-    chunk_lines: Annotated[int, typer.Option(min=1, help="Lines that are batched together.")] = 2000,
+    chunk_lines: Annotated[
+        int, typer.Option(min=1, help="Lines that are batched together, and lost at most by an interruption.")
+    ] = 2000,
     progress: Progress = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -203,30 +198,76 @@ def translate(
 ) -> None:
     if input != "-" and output != "-" and Path(output).exists() and existing_file(input).samefile(output):
         raise InputError(f"--output {output} is the input file; give another name")
-    chunks = arriving_lines(chunk_lines) if input == "-" else in_chunks(read_lines(existing_file(input)), chunk_lines)
-    rule = None if early_stopping is None else stopping_rule(early_stopping)
+    in_parts = Path(input).is_file() and output != "-" and (Path(output).is_file() or not Path(output).exists())
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks > 1 and not in_parts:
+        raise InputError(f"{ranks} processes share the text: give --input FILE and --output FILE")
+    if input != "-":
+        existing_file(input)
+    if in_parts and not Path(output).absolute().parent.is_dir():
+        raise InputError(f"--output {output}: the folder {Path(output).parent} does not exist")
     if progress is None:
         progress = shows_progress_by_default(input, output)
+    options = {"device": device, "dtype": dtype, "threads": threads, "precision": precision}
+    if ranks > 1 and device is None and backend == "torch":
+        options["device"] = device_of_process()
+    translator = load_translator(model, download, backend, **options)
+    settings = translator.change_search(
+        num_beams=num_beams,
+        length_penalty=length_penalty,
+        early_stopping=None if early_stopping is None else stopping_rule(early_stopping),
+        extra_length=extra_length,
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=min_new_tokens,
+        num_return_sequences=n_best,
+    )
+    cut = {"max_source_length": max_source_length, "split_sentences": split_sentences}
+
+    def translate_lines(lines: list[str], first: int) -> Iterator[bytes]:
+        translations = translator.translate(
+            as_texts(lines, "line", max_characters, first),
+            return_scores=scores,
+            batch_tokens=batch_tokens,
+            progress=progress,
+            **cut,
+            **vars(settings),
+        )
+        for number, translation in enumerate(translations, start=first):
+            yield from output_lines(translation, number if n_best > 1 else None)
+
+    if in_parts:
+        about = {"model": model_sha256(Path(model)), "scores": scores, **cut, **vars(settings), **options}
+        translate_file(translate_lines, Path(input), Path(output), chunk_lines, about, rank, ranks)
+        return
+    chunks = arriving_lines(chunk_lines) if input == "-" else in_chunks(read_lines(input), chunk_lines)
     with open_output(output) as out:
-        translator = load_translator(model, device, dtype, download, backend, threads, precision)
         done = 0
         for lines in chunks:
-            translations = translator.translate(
-                as_texts(lines, "line", max_characters, done + 1),
-                num_beams=num_beams,
-                length_penalty=length_penalty,
-                early_stopping=rule,
-                n_best=n_best,
-                return_scores=scores,
-                batch_tokens=batch_tokens,
-                max_source_length=max_source_length,
-                split_sentences=split_sentences,
-                progress=progress,
-            )
-            for translation in translations:
-                done += 1
-                out.writelines(output_lines(translation, done if n_best > 1 else None))
+            out.writelines(translate_lines(lines, done + 1))
             out.flush()
+            done += len(lines)
+
+
+def load_translator(model: str, download: bool, backend: Any = "torch", **options: Any) -> Any:
+    """Load the Translator that --model names; the network is only used with --download. Raises InputError."""
+    if backend == "torch":
+        quiet_transformers()
+    return Translator.from_pretrained(model, backend=backend, local_files_only=not download, **options)
+
+
+def quiet_transformers() -> None:
+    """Keep transformers' messages and progress bars off stderr."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def device_of_process() -> str | None:
+    """Return the GPU of this process, one of several on the machine, or None for the default without GPUs."""
+    import torch
+
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else None
 
 
 def stopping_rule(text: str) -> bool | int | str:
@@ -239,7 +280,7 @@ def shows_progress_by_default(input: str, output: str) -> bool:
     return input != "-" and sys.stderr.isatty() and not (output == "-" and sys.stdout.isatty())
 
 
-def output_lines(translation: Any, number: int | None) -> Iterator[bytes]:
+def output_lines(translation: str | list[Hypothesis], number: int | None) -> Iterator[bytes]:
     """Yield the output for one input line: a text, or hypotheses with their scores and, if given, the line number."""
     if isinstance(translation, str):
         yield f"{without_line_breaks(translation)}\n".encode()
@@ -259,7 +300,7 @@ def score(
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Print JSON lines with the log-probability of each token.")
     ] = False,
-    batch_tokens: Annotated[int, typer.Option(help="Tokens per batch; lower it to save memory.")] = 8192,
+    batch_tokens: BatchTokens = 8192,
     progress: Progress = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -271,7 +312,7 @@ def score(
     if progress is None:
         progress = shows_progress_by_default(target, output)
     with open_output(output) as out:
-        translator = load_translator(model, device, dtype, download)
+        translator = load_translator(model, download, device=device, dtype=dtype)
         from .attention_maps import token_labels
 
         for forced in translator.score(sources, targets, batch_tokens=batch_tokens, progress=progress):
@@ -312,7 +353,7 @@ def plot_attention(
     from .pictures import attention_figure, new_figure
 
     new_figure()  # report a missing matplotlib before the model is loaded
-    translator = load_translator(model, "cpu", "float32", download)
+    translator = load_translator(model, download, device="cpu", dtype="float32")
     maps = attention_maps(translator.model, translator.tokenizer, source, target, translator.target_tokenizer)
     save_picture(attention_figure(maps, kind, layer, head), output)
 
@@ -342,7 +383,7 @@ def plot_curve(
 def doctor(model: Annotated[str | None, typer.Option(help="A model folder to check.")] = None) -> None:
     from .doctor import environment_lines, model_lines
 
-    of_model = [] if model is None else model_lines(load_translator(model, None, None, download=False), Path(model))
+    of_model = [] if model is None else model_lines(load_translator(model, download=False), Path(model))
     for line in chain(environment_lines(), of_model):
         typer.echo(line)
 

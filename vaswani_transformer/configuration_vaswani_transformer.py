@@ -21,7 +21,8 @@ from transformers.activations import ACT2FN
 if TYPE_CHECKING:  # transformers downloads and saves the files that relative imports name, executed or not
     from .modeling_vaswani_transformer import VaswaniTransformerModel  # noqa: F401
     from .pipeline_vaswani_transformer import VaswaniTransformerTranslationPipeline  # noqa: F401
-    from .text_vaswani_transformer import split_text  # noqa: F401
+    from .search_vaswani_transformer import SearchSettings  # noqa: F401
+    from .sentences_vaswani_transformer import split_text  # noqa: F401
 
 # The newest version of transformers with which the tests have passed.
 NEWEST_TRANSFORMERS = "5.24.0"

@@ -12,7 +12,7 @@ import torch
 from . import __version__
 from .model_folder import MANIFEST, verify_manifest
 from .programs import program_name
-from .translator import Translator
+from .torch_translator import TorchTranslator
 from .tried_versions import untried_versions_warning
 
 
@@ -43,7 +43,7 @@ def environment_lines() -> Iterator[str]:
     yield f"programs    {program_name('training')}"
 
 
-def model_lines(translator: Translator, folder: Path) -> Iterator[str]:
+def model_lines(translator: TorchTranslator, folder: Path) -> Iterator[str]:
     """Yield the lines about a model folder that has been loaded."""
     yield f"model       loads: {translator.description()}, {len(translator.tokenizer)} tokens"
     yield f"            {'matches its' if verify_manifest(folder) else 'has no'} checksums ({MANIFEST})"

@@ -6,6 +6,8 @@ as a failed proof.
 
 import errno
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class InputError(ValueError):
@@ -30,6 +32,15 @@ class ProofError(RuntimeError):
     """An exported or converted model does not reproduce the original. Exit code 1."""
 
     exit_code = 1
+
+
+@contextmanager
+def as_input_errors() -> Iterator[None]:
+    """Raise a ValueError of the published code, which cannot import this file, as InputError."""
+    try:
+        yield
+    except ValueError as error:
+        raise InputError(str(error)) from None
 
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

@@ -26,6 +26,7 @@ from .errors import (
     one_line,
     out_of_memory,
 )
+from .lines import STDOUT, naming_stdout
 
 UNEXPECTED, INTERRUPTED = 1, 130  # 130 = 128 + SIGINT, as shells report it
 
@@ -56,13 +57,14 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = remove_debug(arguments)
     prepare_streams()
-    previous = exit_on_signals("SIGINT", "SIGTERM", "SIGHUP")
+    previous = exit_on_signals()
     try:
         code = command(
             args=arguments, prog_name=name, standalone_mode=False, help_option_names=["-h", "--help"],
             token_normalize_func=with_hyphens,
         )  # fmt: skip
-        sys.stdout.flush()
+        with naming_stdout():
+            sys.stdout.flush()
     except SystemExit as stop:
         if not isinstance(stop.__context__, BrokenPipeError):
             raise
@@ -76,8 +78,7 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
     except Exception as error:
         if debug:
             print_error(traceback.format_exc().rstrip())
-        if isinstance(error, OSError) and error.filename is None and stdout_fails(error):
-            error.filename = "stdout"
+        if isinstance(error, OSError) and error.filename == STDOUT:
             discard_output(1)  # what is left in its buffer
         if claim_report(error):
             for line in render(error, name):
@@ -90,17 +91,6 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
         print_error("interrupted")
     if isinstance(code, int) and code != 0:
         raise SystemExit(code)
-
-
-def stdout_fails(error: OSError) -> bool:
-    """Return whether the error is that stdout is on a full disk: then writing another byte to it fails as well."""
-    if error.errno not in FULL_DISK:
-        return False
-    try:
-        os.write(1, b"\n")
-    except OSError as again:
-        return again.errno == error.errno
-    return False
 
 
 def with_hyphens(name: str) -> str:
@@ -144,34 +134,20 @@ def claim_report(error: BaseException) -> bool:
     return True
 
 
-def exit_on_signals(*names: str) -> dict[int, Any]:
-    """Make these signals end the program, and return the handlers that were replaced.
+def exit_on_signals() -> dict[int, Any]:
+    """Make SIGINT, SIGTERM and SIGHUP end the program, and return the handlers that were replaced.
 
     A signal that the parent ignores (nohup), or that has another handler, keeps it.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]  # Windows: no SIGHUP
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     defaults = (signal.SIG_DFL, signal.default_int_handler)
-    return {number: signal.signal(number, stop) for number in numbers if signal.getsignal(number) in defaults}
-
-
-def stop(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt for SIGINT, else SystemExit, so that temporary files are removed.
-
-    During an import, end the process here: modules such as numpy swallow the exception, or fail later because of it.
-    """
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib."):
-            end_now(number)
-        frame = frame.f_back
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    raise SystemExit(128 + number)  # as shells report it
+    return {number: signal.signal(number, end_now) for number in numbers if signal.getsignal(number) in defaults}
 
 
 def end_now(number: int, frame: FrameType | None = None) -> NoReturn:
-    """Remove temporary files and end the process, without exceptions."""
+    """Remove temporary files and end the process, without an exception, which an import such as numpy's swallows."""
     try:
         for path in list(unfinished):
             remove(path)

@@ -20,6 +20,7 @@ from .atomic import atomic_file
 from .errors import FULL_DISK, BrokenFileError, InputError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+STDOUT = "stdout"  # its name in errors
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -55,7 +56,7 @@ def existing_file(path: str | Path) -> Path:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
+def open_text(path: Path) -> Iterator[BinaryIO]:
     """Open a file for reading bytes, and decompress it if its name ends in .gz. Raises BrokenFileError."""
     try:
         if path.suffix == ".gz" and path.is_file() and path.stat().st_size == 0:
@@ -75,7 +76,7 @@ def read_lines(path: str | Path) -> Iterator[str]:
             yield from decode_lines(stream, "stdin")
         return
     path = existing_file(path)
-    with opened(path) as stream:
+    with open_text(path) as stream:
         yield from decode_lines(stream, str(path))
 
 
@@ -122,11 +123,10 @@ def open_output(path: str | Path) -> Iterator[BinaryIO]:
         if sys.stdout is None:
             raise InputError("stdout is closed; give --output FILE")
         stream = sys.stdout.buffer
-        if isinstance(stream, io.RawIOBase):  # with PYTHONUNBUFFERED; its write() may write only a part
-            os.set_blocking(stream.fileno(), True)
-            with open(stream.fileno(), "wb", closefd=False) as stream:
-                yield stream
-        else:
+        with naming_stdout():
+            if isinstance(stream, io.RawIOBase):  # with PYTHONUNBUFFERED; its write() may write only a part
+                os.set_blocking(stream.fileno(), True)
+                stream = io.BufferedWriter(stream)
             yield stream
             stream.flush()
         return
@@ -149,6 +149,17 @@ def open_output(path: str | Path) -> Iterator[BinaryIO]:
         raise InputError(f"{path}: the folder {target.parent} does not exist")
     with atomic_file(target) as stream:
         yield stream
+
+
+@contextmanager
+def naming_stdout() -> Iterator[None]:
+    """Give an error of a full disk the name of stdout, which the system does not name."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in FULL_DISK:
+            error.filename = STDOUT
+        raise
 
 
 def check_unicode(text: str, name: str) -> None:

@@ -1,137 +1,117 @@
-"""Load model and tokenizer from a folder, and validate every file before a weight is used.
+"""Load the model and the tokenizers of a folder with torch.
 
 transformers fills missing tensors with random numbers and only logs it. Here a folder loads exactly as it was saved,
-or an error names the file, field or tensor. No code from the folder runs: `auto_map` is ignored, and pickled weights
-are not opened.
+or an error names the file, field or tensor. No code from the folder runs: `auto_map` is ignored, pickled weights are
+not opened, and adapters are refused.
 """
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast
-from transformers.utils import logging
 
 from .configuration_vaswani_transformer import VaswaniTransformerConfig
 from .errors import BrokenFileError, InputError, UnavailableError, one_line
 from .model_folder import (
     INDEX,
+    SPECIAL_TOKENS,
     WEIGHTS,
+    ModelFolder,
     check_readable,
-    check_special_tokens,
-    read_config,
-    read_generation_config,
     read_json_object,
     read_tokenizer,
+    read_tokenizer_settings,
     verify_manifest,
 )
-from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration, target_vocab_size
-from .text_vaswani_transformer import TARGET_TOKENIZER
+from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from .sentences_vaswani_transformer import TARGET_TOKENIZER
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
-# Entries of generation_config.json that generate() applies and Translator and ONNX do not, with their neutral values.
-UNSUPPORTED_SETTINGS = {
-    "bad_words_ids": None,
-    "begin_suppress_tokens": None,
-    "constraints": None,
-    "diversity_penalty": 0.0,
-    "do_sample": False,
-    "dola_layers": None,
-    "encoder_no_repeat_ngram_size": 0,
-    "encoder_repetition_penalty": 1.0,
-    "exponential_decay_length_penalty": None,
-    "force_words_ids": None,
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
-    "guidance_scale": 1.0,
-    "max_new_tokens": None,
-    "max_time": None,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "no_repeat_ngram_size": 0,
-    "num_beam_groups": 1,
-    "penalty_alpha": 0.0,
-    "renormalize_logits": False,
-    "repetition_penalty": 1.0,
-    "sequence_bias": None,
-    "stop_strings": None,
-    "token_healing": False,
-    "watermarking_config": None,
-}
-
 
 def load_model(
-    folder: str | Path, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
+    folder: ModelFolder | str | Path,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
 ) -> VaswaniTransformerForConditionalGeneration:
     """Load the model of a folder in eval mode. dtype None: as it was saved.
 
     Raises InputError if the folder holds another kind of model, BrokenFileError naming the file, and the field or
     the tensors, if something in it is missing, truncated, not finite or inconsistent.
     """
-    folder = Path(folder)
-    config = load_config(folder)
-    check_weights(folder, config)
-    verify_manifest(folder)
-    check_generation_config(folder, config)
+    folder = folder if isinstance(folder, ModelFolder) else ModelFolder(folder)
     device, dtype = as_device(device), as_dtype(dtype)
-    bars_wanted = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        model = VaswaniTransformerForConditionalGeneration.from_pretrained(
-            folder, config=config, dtype=dtype, local_files_only=True, use_safetensors=True
-        )
-    except (ValueError, KeyError) as error:  # e.g. a dtype that is not floating-point
-        raise BrokenFileError(f"{folder / 'config.json'}: {one_line(str(error))}") from error
-    finally:
-        if bars_wanted:
-            logging.enable_progress_bar()
-    if infinite := [name for name, tensor in model.named_parameters() if not tensor.isfinite().all()]:
-        as_type = "" if dtype == "auto" else f" as {dtype}"
-        raise BrokenFileError(
-            f"{weights_or_index(folder)} has NaN or infinite values{as_type} in {enumerated(infinite)}; "
-            "copy the file again, or use an earlier checkpoint"
-        )
-    return model.eval().to(device)  # pyright: ignore[reportArgumentType] (wrapped by transformers' decorator)
-
-
-def load_config(folder: Path) -> VaswaniTransformerConfig:
-    """Load config.json. Raises BrokenFileError naming the field whose type or value is wrong, and InputError."""
-    path = folder / "config.json"
-    fields = read_config(path)
-    if fields.get("quantization_config") is not None:
-        raise InputError(f"{path}: quantization_config is set; only unquantised weights are supported")
-    # transformers would read weights from a file of any name given here, even outside the folder.
-    fields.pop("transformers_weights", None)
-    try:
-        config = VaswaniTransformerConfig.from_dict(fields)
-    except Exception as error:  # strict dataclasses raise various types
-        raise BrokenFileError(f"{path}: {one_line(str(error))}") from error
-    check_special_tokens(path, config.to_dict(), ("decoder_start_token_id", "pad_token_id", "eos_token_id"))
-    return config
-
-
-def check_weights(folder: Path, config: VaswaniTransformerConfig) -> None:
-    """Check names and shapes of the saved tensors against config.json. Raises BrokenFileError naming the tensors."""
-    found = {name: shape for file in weight_files(folder) for name, shape in tensor_shapes(file).items()}
-    where = weights_or_index(folder)
+    config, files = load_config(folder), weight_files(folder.path)
+    verify_manifest(folder.path)
     try:
         with torch.device("meta"):
             model = VaswaniTransformerForConditionalGeneration(config)
     except (ValueError, KeyError) as error:  # unknown names in config.json, e.g. of an attention implementation
-        raise BrokenFileError(f"{folder / 'config.json'}: {one_line(str(error))}") from error
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    tied = model.all_tied_weights_keys  # one copy of a tied matrix is enough
-    present = {tied.get(name, name) for name in found}
-    if missing := [name for name in expected if tied.get(name, name) not in present]:
-        raise BrokenFileError(f"{where} lacks {enumerated(missing)}, which config.json requires")
-    if unknown := [name for name in found if name not in expected]:
-        raise BrokenFileError(f"{where} has {enumerated(unknown)}, which the architecture in config.json does not have")
-    for name, shape in found.items():
-        if shape != expected[name]:
-            raise BrokenFileError(f"{where} has {name} {shape} where config.json gives {expected[name]}")
+        raise BrokenFileError(f"{folder.path / 'config.json'}: {one_line(str(error))}") from error
+    if folder.generation_config:
+        model.generation_config = load_generation_config(folder)
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        weights |= load_tensors(file)
+    assign_weights(model, weights, weights_or_index(folder.path))
+    if dtype is not None:
+        model.to(dtype)  # pyright: ignore[reportArgumentType] (wrapped by transformers' decorator)
+    if infinite := [name for name, tensor in model.named_parameters() if not tensor.isfinite().all()]:
+        as_type = "" if dtype is None else f" as {dtype}"
+        raise BrokenFileError(
+            f"{weights_or_index(folder.path)} has NaN or infinite values{as_type} in {enumerate_names(infinite)}; "
+            "copy the file again, or use an earlier checkpoint"
+        )
+    config._name_or_path, config.dtype = str(folder.path), model.dtype
+    return model.eval().to(device)  # pyright: ignore[reportArgumentType]
+
+
+def load_config(folder: ModelFolder | str | Path) -> VaswaniTransformerConfig:
+    """Load config.json as a configuration. Raises BrokenFileError naming the field whose type or value is wrong."""
+    folder = folder if isinstance(folder, ModelFolder) else ModelFolder(folder)
+    try:
+        return VaswaniTransformerConfig.from_dict(dict(folder.config))
+    except Exception as error:  # strict dataclasses raise various types
+        raise BrokenFileError(f"{folder.path / 'config.json'}: {one_line(str(error))}") from error
+
+
+def load_generation_config(folder: ModelFolder) -> GenerationConfig:
+    """Load generation_config.json as transformers reads it. Raises BrokenFileError naming the entry."""
+    try:
+        return GenerationConfig.from_dict(dict(folder.generation_config))
+    except Exception as error:  # its validation raises various types
+        raise BrokenFileError(f"{folder.path / 'generation_config.json'}: {one_line(str(error))}") from error
+
+
+def assign_weights(model: VaswaniTransformerForConditionalGeneration, weights: dict[str, Tensor], where: Path) -> None:
+    """Give a model on the meta device its weights. Raises BrokenFileError naming the tensors that do not fit.
+
+    where: the file to name
+    """
+    expected, tied = model.state_dict(), model.all_tied_weights_keys
+    for name, original in tied.items():  # one copy of a tied matrix is enough, under any of its names
+        if name in weights:
+            weights.setdefault(original, weights[name])
+            if weights[name].shape == weights[original].shape:
+                del weights[name]
+    if missing := [name for name in expected if name not in weights and name not in tied]:
+        raise BrokenFileError(f"{where} lacks {enumerate_names(missing)}, which config.json requires")
+    if unknown := [name for name in weights if name not in expected]:
+        raise BrokenFileError(
+            f"{where} has {enumerate_names(unknown)}, which the architecture in config.json does not have"
+        )
+    for name, tensor in weights.items():
+        found, wanted = tuple(tensor.shape), tuple(expected[name].shape)
+        if found != wanted:
+            raise BrokenFileError(f"{where} has {name} {found} where config.json gives {wanted}")
+        if not tensor.is_floating_point():
+            raise BrokenFileError(f"{where} has {name} as {tensor.dtype}; weights are floating-point numbers")
+    model.load_state_dict(weights, strict=False, assign=True)
+    model.tie_weights()
 
 
 def weights_or_index(folder: Path) -> Path:
@@ -150,10 +130,12 @@ def weight_files(folder: Path) -> list[Path]:
         pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
         if pickles:
             raise InputError(
-                f"{folder}: the weights are only available as {enumerated(pickles)}, a pickle, which can run any code "
-                f"when it is opened; if you trust it, convert it to {WEIGHTS}: safetensors.torch.save_file("
+                f"{folder}: the weights are only available as {enumerate_names(pickles)}, a pickle, which can run any "
+                f"code when it is opened; if you trust it, convert it to {WEIGHTS}: safetensors.torch.save_file("
                 "{n: t.clone() for n, t in torch.load(file, weights_only=True).items()}, target)"
             )
+        if any(folder.glob("*.onnx")):
+            raise InputError(f'{folder} holds an ONNX export; read it with backend="onnx" (--backend onnx)')
         raise BrokenFileError(f"{folder / WEIGHTS}: no such file; the folder has a config.json but no weights")
     path = folder / INDEX
     file_of_tensor = read_json_object(path).get("weight_map")
@@ -174,12 +156,11 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes from a safetensors file's header. Raises BrokenFileError if the file is incomplete."""
+def load_tensors(file: Path) -> dict[str, Tensor]:
+    """Load a safetensors file. Raises BrokenFileError if it is incomplete."""
     check_readable(file)
     try:
-        with safe_open(file, framework="pt") as tensors:
-            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+        return load_file(file)
     except (SafetensorError, OSError) as error:
         size = f"{file.stat().st_size:,} bytes"
         raise BrokenFileError(
@@ -187,62 +168,25 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
         ) from None
 
 
-def check_generation_config(folder: Path, config: VaswaniTransformerConfig) -> None:
-    """Check generation_config.json, if there is one. Raises BrokenFileError naming the entry."""
-    path = folder / "generation_config.json"
-    settings = read_generation_config(path, target_vocab_size(config))
-    try:
-        GenerationConfig.from_dict(settings or {})
-    except Exception as error:  # its validation raises various types
-        raise BrokenFileError(f"{path}: {one_line(str(error))}") from error
-
-
-def refuse_unsupported_settings(model: VaswaniTransformerForConditionalGeneration, folder: Path) -> None:
-    """Raise InputError naming a setting that generate() applies and Translator and ONNX do not."""
-    settings, config, path = model.generation_config, model.config, folder / "generation_config.json"
-    for field in ("decoder_start_token_id", "pad_token_id", "eos_token_id"):
-        value, known = getattr(settings, field), getattr(config, field)
-        if value is not None and value not in (known, [known]):
-            raise InputError(
-                f"{path}: {field} is {value}, but {known} in config.json: generate() reads the first value, Translator "
-                "and ONNX the second; set both to the same value"
-            )
-    offset, max_length = getattr(settings, "max_source_length_offset", None), settings.max_length
-    if offset is None and max_length is not None:
-        raise InputError(
-            f"{path}: max_length is {max_length}, which generate() applies and Translator and ONNX do not; set instead "
-            "max_source_length_offset, the number of tokens that an output may have beyond its source (paper: 50)"
-        )
-    for field, neutral in UNSUPPORTED_SETTINGS.items():
-        value = getattr(settings, field, None)
-        if value is not None and value != neutral:
-            raise InputError(
-                f"{path}: {field} is {value!r}, which generate() applies and Translator and ONNX do not; "
-                f"set it to {json.dumps(neutral)}, or call generate()"
-            )
-
-
 def load_tokenizer(
     folder: str | Path, config: VaswaniTransformerConfig | None = None, target: bool = False
 ) -> PreTrainedTokenizerFast:
     """Load the tokenizer of a folder. With a config, check that its ids fit the model's vocabulary.
+
+    The class of transformers gets the tokenizer that was checked, and reads no file itself.
 
     target: whether the folder holds the decoder's tokenizer, whose ids are compared with decoder_vocab_size
     Raises BrokenFileError naming tokenizer.json or tokenizer_config.json, and InputError, see `read_tokenizer`.
     """
     folder = Path(folder)
     size_field = "decoder_vocab_size" if target else "vocab_size"
-    read_tokenizer(folder, getattr(config, size_field, None), size_field)
-    settings_path = folder / "tokenizer_config.json"
-    settings = read_json_object(settings_path)
-    length = settings.get("model_max_length")
-    if not isinstance(length, int | float | None) or isinstance(length, bool):
-        raise BrokenFileError(f"{settings_path}: model_max_length is {length!r}; it must be a number")
-    try:
-        # Not AutoTokenizer, which may run code from the folder; a plain tokenizer.json needs none.
-        loaded = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # transformers does not document which
-        raise BrokenFileError(f"{settings_path}: {type(error).__name__}: {one_line(str(error))}") from error
+    tokenizer = read_tokenizer(folder, getattr(config, size_field, None), size_field)
+    path, settings = folder / "tokenizer_config.json", read_tokenizer_settings(folder)
+    for name in SPECIAL_TOKENS:
+        if name in settings and tokenizer.token_to_id(settings[name]) is None:
+            raise BrokenFileError(f"{path}: {name} is {settings[name]!r}, which tokenizer.json does not have")
+    loaded = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings)
+    loaded.name_or_path = str(folder)
     for field in ("pad_token_id", "eos_token_id"):
         value = getattr(loaded, field)
         if value is None and field == "eos_token_id" and (folder / TARGET_TOKENIZER).is_dir():
@@ -251,18 +195,16 @@ def load_tokenizer(
         if value is None or value != expected:
             token = field.removesuffix("_id")
             known = "" if config is None else f", but config.json has {expected}"
-            raise BrokenFileError(f"{settings_path}: {token} is {settings.get(token)!r}; {field} is {value}{known}")
+            raise BrokenFileError(f"{path}: {token} is {settings.get(token)!r}; {field} is {value}{known}")
     return loaded
 
 
-def as_dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
-    """Return a torch dtype for the weights, or "auto" (as saved) for None. Raises InputError for another name."""
-    if dtype is None:
-        return "auto"
-    chosen = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if chosen not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+def as_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """Return a torch dtype for the weights, or None for None. Raises InputError for another name."""
+    chosen = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
+    if chosen not in (None, torch.float32, torch.bfloat16, torch.float16, torch.float64):
         raise InputError(f"dtype {dtype!r} is not one of float32, bfloat16, float16, float64")
-    return chosen
+    return chosen  # pyright: ignore[reportReturnType]
 
 
 def as_device(device: str | torch.device | None) -> torch.device:
@@ -280,7 +222,7 @@ def as_device(device: str | torch.device | None) -> torch.device:
     return chosen
 
 
-def enumerated(names: Iterable[str]) -> str:
+def enumerate_names(names: Iterable[str]) -> str:
     """Join the first names of a list, and say how many more there are."""
     names = list(names)
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

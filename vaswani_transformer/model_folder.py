@@ -1,27 +1,33 @@
-"""The files of a model folder: their names, and the checks that need neither torch nor transformers.
+"""A model folder: the names of its files, and what torch and ONNX Runtime read of them alike.
 
-`loading.py` (torch) and `onnx_translator.py` (ONNX Runtime) share them.
+Everything here needs neither torch nor transformers. `loading.py` and `onnx_translator.py` add the weights. What is
+checked here is what they use: they do not read a file again, and transformers and PEFT read none of them.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .atomic import atomic_file
 from .errors import BrokenFileError, InputError, UnavailableError, one_line
-from .search_settings import LENGTH_PENALTIES, MAX_BEAMS, NO_MAXIMUM
+from .search_vaswani_transformer import ONLY_IN_GENERATE, SearchSettings
+from .sentences_vaswani_transformer import TARGET_TOKENIZER
 
 if TYPE_CHECKING:  # imported where it is used, so that --help is fast
     from tokenizers import Tokenizer
 
 MODEL_TYPE = "vaswani_transformer"
+# Those of VaswaniTransformerConfig; a config.json may leave them out.
+DEFAULT_CONFIG = {"vocab_size": 37000, "decoder_start_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+LARGEST_SIZE = 10_000_000  # of a vocabulary, or of learned positions
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"  # of an adapter that PEFT saved; its weights are in adapter_model.safetensors
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-# Glob patterns of the files that Translator reads.
+# Files that Translator reads, as glob patterns.
 MODEL_FILES = ("config.json", "generation_config.json", ADAPTER, "*.safetensors", INDEX, "*tokenizer*.json")
 # The code in every saved and published model, so that it loads without this package: transformers copies the files that
 # relative imports in configuration_vaswani_transformer.py name.
@@ -31,21 +37,108 @@ EXPORT_RECORD = "export.json"  # in an ONNX folder: its precision, and the hash 
 CONVERSION_NOTES = "CONVERSION.md"  # in a model that was converted from another toolkit
 MANIFEST = "manifest.json"  # size and sha256 of a checkpoint's files, or of a model's weights and tokenizer
 OPTIMIZER = "optimizer.safetensors"
-
-# Allowed ranges in generation_config.json; null is always allowed. max_source_length limits sources, and
-# max_source_length_offset outputs: to the tokens of their source and this many more.
-LENGTHS = ("max_length", "max_new_tokens", "max_source_length", "max_source_length_offset")
-GENERATION_LIMITS = (
-    dict.fromkeys(("num_beams", "num_return_sequences"), (1, MAX_BEAMS))
-    | dict.fromkeys(LENGTHS, (1, NO_MAXIMUM))
-    | dict.fromkeys(("min_length", "min_new_tokens", "stopping_lookahead"), (0, NO_MAXIMUM))
-    | {"length_penalty": LENGTH_PENALTIES}
-)
+# Entries of tokenizer_config.json that are read and published. Others name files or code, or add tokens that
+# tokenizer.json and the model do not have.
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+TOKENIZER_SETTINGS = (
+    *SPECIAL_TOKENS, "clean_up_tokenization_spaces", "model_input_names", "model_max_length", "padding_side",
+    "split_special_tokens", "truncation_side",
+)  # fmt: skip
 
 
-def local_folder(folder_or_repo: str | Path, revision: str | None = None, files: Sequence[str] = MODEL_FILES) -> Path:
+class ModelFolder:
+    """A model folder whose settings have been checked. Its tokenizers are read when they are first used.
+
+    config: the content of config.json.  generation_config: that of generation_config.json, {} if there is none
+    Raises InputError if it is not the folder of a model of this kind, BrokenFileError naming the file and the field.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.config = read_config(self.path / "config.json")
+        file = self.path / "generation_config.json"
+        self.generation_config = read_generation_config(file, self.config) if file.exists() else {}
+
+    @cached_property
+    def search(self) -> SearchSettings:
+        """The default settings of the search: those of generation_config.json, or the paper's.
+
+        Raises BrokenFileError for a setting that is out of range, InputError for one that only `generate()` applies.
+        """
+        given, file = self.generation_config, self.path / "generation_config.json"
+        for name, neutral in ONLY_IN_GENERATE.items():
+            value = given.get(name)
+            if value is not None and value != neutral:
+                raise InputError(
+                    f"{file}: {name} is {value!r}, which generate() applies and Translator and ONNX do not; "
+                    f"set it to {json.dumps(neutral)}, or call generate()"
+                )
+        try:
+            return SearchSettings.from_generation_config(given) if given else SearchSettings()
+        except (ValueError, TypeError) as error:
+            raise BrokenFileError(f"{file}: {error}") from None
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config["vocab_size"]
+
+    @property
+    def decoder_vocab_size(self) -> int:
+        return self.config.get("decoder_vocab_size") or self.vocab_size
+
+    @property
+    def trained_length(self) -> int | None:
+        """The tokens of the longest source sentence of the training, if that is known."""
+        return self.generation_config.get("max_source_length")
+
+    @cached_property
+    def tokenizer(self) -> "Tokenizer":
+        """The tokenizer, or that of the sources. Raises BrokenFileError."""
+        tokenizer = read_tokenizer(self.path, self.vocab_size)
+        if not self.has_target_tokenizer:  # sources of OpenNMT-py have no </s>
+            self._check_end(tokenizer, self.path)
+        return tokenizer
+
+    @cached_property
+    def target_tokenizer(self) -> "Tokenizer":
+        """The tokenizer of the decoder's vocabulary if it has its own, else `tokenizer`.
+
+        Raises BrokenFileError, and InputError if the vocabularies differ and there is one tokenizer.
+        """
+        folder = self.path / TARGET_TOKENIZER
+        if self.has_target_tokenizer:
+            target = read_tokenizer(folder, self.decoder_vocab_size, "decoder_vocab_size")
+            self._check_end(target, folder)
+            return target
+        if self.decoder_vocab_size != self.vocab_size:
+            raise InputError(
+                f"{self.path}: the model has {self.vocab_size} source and {self.decoder_vocab_size} target tokens; it "
+                f"needs a second tokenizer for its translations: {folder / 'tokenizer.json'}"
+            )
+        return self.tokenizer
+
+    @property
+    def has_target_tokenizer(self) -> bool:
+        return (self.path / TARGET_TOKENIZER).is_dir()
+
+    def _check_end(self, tokenizer: "Tokenizer", folder: Path) -> None:
+        """Raise BrokenFileError unless sentences end in the model's </s>."""
+        end = self.config["eos_token_id"]
+        if tokenizer.encode("a").ids[-1:] != [end]:
+            raise BrokenFileError(
+                f"{folder / 'tokenizer.json'} does not end a sentence with token {end} (eos_token_id of config.json)"
+            )
+
+
+def local_folder(
+    folder_or_repo: str | Path,
+    revision: str | None = None,
+    local_files_only: bool = False,
+    files: Sequence[str] = MODEL_FILES,
+) -> Path:
     """Return a model folder: the given one, or the local copy of the Hub repository `owner/name`, downloaded if needed.
 
+    local_files_only: take only a folder, and do not use the network
     files: glob patterns of the files to download
     Raises InputError if neither exists, UnavailableError if the Hub cannot be reached.
     """
@@ -57,6 +150,8 @@ def local_folder(folder_or_repo: str | Path, revision: str | None = None, files:
     parent_exists = folder.parent != Path() and folder.parent.is_dir()
     if parent_exists or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder_or_repo), re.ASCII):
         raise InputError(f"{folder}: no such folder")
+    if local_files_only:
+        raise InputError(f"{folder}: no such folder; a repository of the Hub must be downloaded (--download)")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -149,14 +244,33 @@ def files_sha256(*paths: Path) -> str:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read config.json. Raises InputError if it or its folder is not that of such a model, and BrokenFileError."""
+    """Read config.json and check what every runtime needs: sizes and special ids.
+
+    Raises InputError if it or its folder is not that of such a model, BrokenFileError naming the field.
+    """
     refuse_adapter(path.parent)
     weights = [file for pattern in ("*.safetensors*", "*.onnx") for file in path.parent.glob(pattern)]
     if not (path.exists() or path.is_symlink() or weights):
         raise InputError(no_config(path.parent))
-    config = read_json_object(path)
+    config = DEFAULT_CONFIG | read_json_object(path)
     if config.get("model_type") != MODEL_TYPE:
         raise InputError(f"{path}: model_type is {config.get('model_type')!r}; only {MODEL_TYPE!r} is supported")
+    if config.get("quantization_config") is not None:
+        raise InputError(f"{path}: quantization_config is set; only unquantised weights are supported")
+    if config.get("position_embedding_type") != "learned":
+        config["max_position_embeddings"] = None  # sinusoids have no maximum; converted files may still name one
+    for field in ("vocab_size", "decoder_vocab_size", "max_position_embeddings"):
+        value = config.get(field)
+        is_missing = value is None and field != "vocab_size"
+        if not is_missing and (type(value) is not int or not 1 <= value <= LARGEST_SIZE):
+            raise BrokenFileError(f"{path}: {field} is {value!r}; it must be an integer between 1 and {LARGEST_SIZE}")
+    for field in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
+        size_field = "vocab_size"
+        if field == "decoder_start_token_id" and config.get("decoder_vocab_size"):
+            size_field = "decoder_vocab_size"
+        value, size = config.get(field), config[size_field]
+        if type(value) is not int or not 0 <= value < size:
+            raise BrokenFileError(f"{path}: {field} is {value!r}; ids go from 0 to {size - 1} ({size_field})")
     return config
 
 
@@ -194,48 +308,41 @@ def no_config(folder: Path) -> str:
     return f"{folder} has no config.json; give {' or '.join(models[:3]) or 'the folder of a model'}"
 
 
-def check_special_tokens(path: Path, config: dict[str, Any], fields: tuple[str, ...]) -> None:
-    """Check that fields of config.json are ids within the vocabulary. Raises BrokenFileError naming the field."""
-    for field in fields:
-        size_field = "vocab_size"
-        if field == "decoder_start_token_id" and config.get("decoder_vocab_size"):
-            size_field = "decoder_vocab_size"
-        value, size = config.get(field), config[size_field]
-        if type(value) is not int or not 0 <= value < size:
-            raise BrokenFileError(f"{path}: {field} is {value!r}; ids go from 0 to {size - 1} ({size_field})")
+def read_generation_config(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Read generation_config.json. Raises BrokenFileError naming the entry, and InputError.
 
-
-def read_generation_config(path: Path, target_vocabulary: int) -> dict[str, Any] | None:
-    """Read generation_config.json, or return None if there is no such file. Raises BrokenFileError naming the entry."""
-    if not path.exists():
-        return None
+    config: the content of config.json beside it
+    """
     settings = read_json_object(path)
-    for field, value in settings.items():
-        if value is None:
-            continue
-        if field in GENERATION_LIMITS:
-            least, most = GENERATION_LIMITS[field]
-            kinds, rule = ((int, float), "a number") if field == "length_penalty" else ((int,), "an integer")
-            if type(value) not in kinds or not least <= value <= most:
-                raise BrokenFileError(f"{path}: {field} is {value!r}; it must be {rule} between {least} and {most}")
-        elif field == "early_stopping" and not (isinstance(value, bool) or value == "never"):
-            raise BrokenFileError(
-                f'{path}: early_stopping is {value!r}; it must be "never", true or false; a number belongs in '
-                'stopping_lookahead, beside "never"'
+    for field in ("decoder_start_token_id", "pad_token_id", "eos_token_id"):
+        value, known = settings.get(field), config[field]
+        if value is not None and value not in (known, [known]):
+            raise InputError(
+                f"{path}: {field} is {value}, but {known} in config.json: generate() reads the first value, Translator "
+                "and ONNX the second; set both to the same value"
             )
-        elif field.endswith(("_token_id", "suppress_tokens")):
-            most = target_vocabulary - 1
-            ids = value if isinstance(value, list) else [value]
-            if not all(type(token) is int and 0 <= token <= most for token in ids):
-                raise BrokenFileError(f"{path}: {field} is {value!r}; ids go from 0 to {most} (config.json)")
+    largest = (config.get("decoder_vocab_size") or config["vocab_size"]) - 1
+    suppressed = settings.get("suppress_tokens") or []
+    if not isinstance(suppressed, list) or not all(
+        type(token) is int and 0 <= token <= largest for token in suppressed
+    ):
+        raise BrokenFileError(f"{path}: suppress_tokens is {suppressed!r}; ids go from 0 to {largest} (config.json)")
+    if type(settings.get("early_stopping")) is int:
+        raise BrokenFileError(
+            f'{path}: early_stopping is {settings["early_stopping"]}; here it must be "never", true or false, as '
+            "transformers requires; a number is an argument of each call"
+        )
+    length = settings.get("max_source_length")
+    if length is not None and (type(length) is not int or not 1 <= length <= LARGEST_SIZE):
+        raise BrokenFileError(f"{path}: max_source_length is {length!r}; it must be an integer above 0")
     return settings
 
 
 def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str = "vocab_size") -> "Tokenizer":
-    """Read tokenizer.json and check that its ids are below `vocabulary`. Raises BrokenFileError.
+    """Read tokenizer.json, and set it up as transformers does with tokenizer_config.json.
 
-    size_field: the field of config.json that `vocabulary` comes from
-    Raises InputError if the folder is that of a converted model whose checkpoint had no vocabulary.
+    vocabulary: the size that its ids must be below;  size_field: the field of config.json that it comes from
+    Raises BrokenFileError, and InputError for a converted model whose checkpoint came without its vocabulary.
     """
     from tokenizers import Tokenizer
 
@@ -245,17 +352,49 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
             f"{folder} has no tokenizer.json: the converted checkpoint came without the files of its vocabulary "
             f"(see {notes}); put them beside it and convert it again"
         )
-    read_json_object(path)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # tokenizers raises Exception, and for a panic in Rust a subclass of BaseException
-        raise BrokenFileError(f"{path} is not a tokenizer ({error}); copy or download it again") from None
+        read_json_object(path)  # which says more about a file that is missing, or no JSON
+        raise BrokenFileError(
+            f"{path} is not a tokenizer ({one_line(str(error))}); copy or download it again"
+        ) from None
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if vocabulary is not None and largest >= vocabulary:
         raise BrokenFileError(
             f"{path} has ids up to {largest}, but config.json has {size_field} {vocabulary}: "
             "tokenizer and model do not belong together"
         )
+    # transformers saves truncation and padding as its last call set them, and applies neither after loading.
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    # Special tokens in a user's text are plain text.
+    tokenizer.encode_special_tokens = bool(read_tokenizer_settings(folder).get("split_special_tokens", False))
     return tokenizer
+
+
+def read_tokenizer_settings(folder: Path) -> dict[str, Any]:
+    """Read the entries of tokenizer_config.json that are used, {} if there is no such file. Raises BrokenFileError."""
+    path = folder / "tokenizer_config.json"
+    if not path.exists():
+        return {}
+    content = read_json_object(path)
+    settings = {name: content[name] for name in TOKENIZER_SETTINGS if content.get(name) is not None}
+    for name in SPECIAL_TOKENS:
+        token = settings.get(name)
+        if isinstance(token, dict):  # an AddedToken, as older versions of transformers saved it
+            token = settings[name] = token.get("content")
+        if not isinstance(token, str | None):
+            raise BrokenFileError(f"{path}: {name} is {token!r}; it must be a string")
+    length = settings.get("model_max_length")
+    if not isinstance(length, int | float | None) or isinstance(length, bool):
+        raise BrokenFileError(f"{path}: model_max_length is {length!r}; it must be a number")
+    return settings
+
+
+def plain_tokenizer(path: Path) -> bytes:
+    """Return the content of tokenizer.json without truncation and padding, which `Tokenizer.from_file` would apply."""
+    content = read_json_object(path) | {"truncation": None, "padding": None}
+    return json.dumps(content, indent=2, ensure_ascii=False).encode()  # formatted as tokenizers does

@@ -18,9 +18,8 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache as once
-from pathlib import Path
 from typing import Any, cast, overload
 
 import torch
@@ -51,6 +50,7 @@ from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vaswani_transformer import VaswaniTransformerConfig, incompatible_transformers
+from .search_vaswani_transformer import SearchSettings
 
 # The name of the cache in arguments of transformers' functions and in its outputs: "cache" since transformers 5.24,
 # "past_key_values" before. The methods below accept both.
@@ -332,13 +332,6 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
         if isinstance(module, nn.Linear) and module.bias is not None:
             init.zeros_(module.bias)
-
-    def save_pretrained(self, save_directory, *args, **kwargs):
-        """Save the model, and remove checksums in the folder, which are those of the replaced weights."""
-        manifest = Path(save_directory, "manifest.json")
-        if manifest.is_file() and b'"sha256"' in manifest.read_bytes():
-            manifest.unlink()
-        super().save_pretrained(save_directory, *args, **kwargs)
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs) -> nn.Embedding:
         if not self.config.share_encoder_decoder_embeddings:
@@ -723,8 +716,7 @@ class RunningSearch:
     model: nn.Module
     prompt_length: int  # of the decoder, in tokens
     limits: Tensor | None  # (batch, 1), the most output tokens of each sentence; None: max_length for all
-    lookahead: int | None  # tokens that a live hypothesis is assumed to grow by at most; None: up to its limit
-    length_penalty: float
+    settings: SearchSettings
     has_padding: bool
     may_have_prefix: bool  # whether the cache may be filled before the first step, as by PEFT's prefix tuning
     is_beam_search: bool
@@ -860,8 +852,8 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
       transformers divides by |Y|^alpha.
     * A continuation by </s> finishes a hypothesis if it is among the 2 x beam best of the step; in transformers, only
       among the `beam` best.
-    * Each sentence has its own limit, |source| + `max_source_length_offset` (50) tokens, unless `max_length` or
-      `max_new_tokens` is given. Live hypotheses at the limit are returned only if none has finished.
+    * Each sentence has its own limit, |source| + `extra_length` (50) tokens, unless `max_length` or `max_new_tokens` is
+      given. Live hypotheses at the limit are returned only if none has finished.
     * A sentence is done when no live hypothesis can still enter the n-best list; in transformers, when none can enter
       the `beam` best.
 
@@ -893,12 +885,12 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
     ):
         """Translate, with the arguments of transformers' `generate()`.
 
-        A translation has at most as many tokens as its source plus `max_source_length_offset`, unless the call gives
-        `max_length` or `max_new_tokens`. If these are too short, beam search prefers translations that end before the
-        limit, even empty ones, and greedy search returns a truncated translation. A setting that is None has its
-        default value.
-        early_stopping: may also be a number k: as "never", but assuming that no live hypothesis grows by more than k
-            tokens. In generation_config.json, where transformers accepts no number, it is `stopping_lookahead`.
+        A translation has at most as many tokens as its source plus `extra_length`, unless the call or
+        generation_config.json gives `max_length` or `max_new_tokens`. If these are too short, beam search prefers
+        translations that end before the limit, even empty ones, and greedy search returns a truncated translation. A
+        setting that is None has its default value.
+        early_stopping: may also be a number of tokens, see `SearchSettings.lookahead`; transformers accepts no number
+            in generation_config.json.
         Raises `ValueError` for invalid settings, naming the row for invalid sources, and `RuntimeError` if the
         installed transformers runs the search otherwise than this class expects.
         """
@@ -914,19 +906,15 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             value = requested(name)
             return getattr(self.generation_config, name, None) if value is None else value
 
-        num_beams, length_penalty = setting("num_beams"), setting("length_penalty")
-        if num_beams is not None and num_beams < 1:
-            raise ValueError(f"`num_beams` is {num_beams}; it must be at least 1")
-        if length_penalty is not None and not math.isfinite(length_penalty):
-            raise ValueError(f"`length_penalty` is {length_penalty}; it must be a finite number")
-        lookahead = self._pop_lookahead(kwargs, setting("stopping_lookahead"))
+        names = (field.name for field in fields(SearchSettings))
+        settings = SearchSettings.from_generation_config({name: setting(name) for name in names})
+        if settings.early_stopping not in ("never", True, False):  # a number, which transformers does not know
+            kwargs["early_stopping"] = "never"
         kwargs["attention_mask"] = mask = self._source_mask(inputs, kwargs)
-        offset = setting("max_source_length_offset")
-        kwargs.pop("max_source_length_offset", None)
         prompt_length = self._prompt_length(kwargs.get("decoder_input_ids"))
         limits = None
-        if offset is not None and not self._limit_is_requested(generation_config, kwargs):
-            limits = mask.sum(dim=1) + offset
+        if not self._limit_is_requested(generation_config, kwargs):
+            limits = mask.sum(dim=1) + settings.extra_length
             if self.config.learned_positions is not None:
                 limits = limits.clamp(max=self.config.learned_positions - prompt_length)
             longest = prompt_length + int(limits.max())
@@ -939,11 +927,10 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             cast(nn.Module, self),
             prompt_length,
             None if limits is None else limits[:, None],
-            lookahead,
-            length_penalty=1.0 if length_penalty is None else length_penalty,  # as in transformers
+            settings,
             has_padding=not bool(mask.all()),
             may_have_prefix=kwargs.get(CACHE_NAME) is None,
-            is_beam_search=(num_beams or 1) > 1,
+            is_beam_search=settings.num_beams > 1,
             is_speculative=any(setting(name) for name in SPECULATIVE),
         )
         stopping_criteria = StoppingCriteriaList([*(stopping_criteria or []), SearchStep(running)])
@@ -962,33 +949,22 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             running.check_end()
         return output
 
-    @staticmethod
-    def _limit_is_requested(generation_config: GenerationConfig | None, kwargs: dict) -> bool:
-        """Return whether the call replaces the limits of the sentences by one of its own.
+    def _limit_is_requested(self, generation_config: GenerationConfig | None, kwargs: dict) -> bool:
+        """Return whether the limits of the sentences are replaced by one of the call or of generation_config.json.
 
         Seq2SeqTrainer writes transformers' default, 20, into the `max_length` of a model's generation config, which
-        may come back as an argument; there it is not a request.
+        may come back as an argument; beside `extra_length` it is not a request.
         """
+        kwargs.pop("extra_length", None)  # which transformers does not know
         if kwargs.get("max_length") is not None or kwargs.get("max_new_tokens") is not None:
+            return True
+        own = self.generation_config
+        if own.max_new_tokens is not None or (own.max_length is not None and not hasattr(own, "extra_length")):
             return True
         if generation_config is None:
             return False
-        has_offset = getattr(generation_config, "max_source_length_offset", None) is not None
-        default = 20 if has_offset else None
+        default = 20 if hasattr(generation_config, "extra_length") else None
         return generation_config.max_new_tokens is not None or generation_config.max_length not in (None, default)
-
-    def _pop_lookahead(self, kwargs: dict, default: int | None) -> int | None:
-        """Return the lookahead of this call; a number given as `early_stopping` is replaced by "never" in `kwargs`."""
-        kwargs.pop("stopping_lookahead", None)
-        given = kwargs.get("early_stopping")
-        if given is None:
-            return default
-        if isinstance(given, (bool, str)):
-            return None
-        if given < 0:
-            raise ValueError(f'`early_stopping` is {given}; it must be "never", True, False or at least 0')
-        kwargs["early_stopping"] = "never"
-        return given
 
     def _prompt_length(self, prompt: Tensor | None) -> int:
         """Return the decoder prompt's length in tokens; transformers prepends a missing start token."""
@@ -1050,7 +1026,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             "_update_finished_beams",
             cur_len=(cur_len, search.length),
             decoder_prompt_len=(decoder_prompt_len, search.prompt_length),
-            length_penalty=(length_penalty, search.length_penalty),
+            length_penalty=(length_penalty, search.settings.length_penalty),
         )
         if topk_log_probs.shape[1] < 2 * num_beams:
             found = f"a step has {topk_log_probs.shape[1]} candidates for {num_beams} beams"
@@ -1087,24 +1063,22 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         max_length: int,
         decoder_prompt_len: int,
         length_penalty: float,
-        early_stopping: bool | str,
         **state,
     ) -> Tensor:
         """Return (batch, 1): whether a live hypothesis can still enter the n-best list.
 
-        Log-probabilities only fall, so a hypothesis scores best at the largest length penalty that it can reach. With
-        "never" (the default) and alpha > 0, that is the penalty at its limit, or `lookahead` tokens from now; otherwise
-        it is the current penalty. With True, the caller stops a sentence when `beam` hypotheses have finished.
+        Log-probabilities only fall, so a hypothesis scores best at the largest length penalty that it can reach. For
+        alpha > 0, that is the penalty at its limit, or after the tokens of `SearchSettings.lookahead`; otherwise it is
+        the current one. With `early_stopping` True, the caller stops a sentence when `beam` hypotheses have finished.
         """
         search = running_search()
         search.record_call("_check_early_stop_heuristic", cur_len=(cur_len, search.length + 1))
-        length = cur_len - decoder_prompt_len
-        if early_stopping == "never" and length_penalty > 0:
-            lookahead = max_length if search.lookahead is None else search.lookahead
-            length = min(length + lookahead, max_length - decoder_prompt_len)
-            length = length if search.limits is None else search.limits.clamp(max=length)
+        lookahead = search.settings.lookahead
+        growth = max(lookahead, 0) if length_penalty > 0 else 0
+        length = min(cur_len + growth, max_length) - decoder_prompt_len
+        length = length if search.limits is None else search.limits.clamp(max=length)
         bound = running_beam_scores[:, :1] / gnmt_length_penalty(length, length_penalty)
-        last_index = (beam_scores.shape[1] if early_stopping is True else search.n_best) - 1
+        last_index = (beam_scores.shape[1] if lookahead < 0 else search.n_best) - 1
         may_improve = (running_beam_scores[:, :1] > VALID_ABOVE) & (bound > beam_scores[:, last_index, None])
         return is_early_stop_heuristic_unsatisfied & may_improve
 
@@ -1124,7 +1098,7 @@ def default_generation_config(config: VaswaniTransformerConfig) -> GenerationCon
         num_beams=4,
         length_penalty=0.6,
         early_stopping="never",
-        max_source_length_offset=50,
+        extra_length=50,
         suppress_tokens=sorted(forbidden),
         bos_token_id=config.bos_token_id,
         decoder_start_token_id=config.decoder_start_token_id,
@@ -1144,7 +1118,7 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
             embedding = "shared" if config.share_encoder_decoder_embeddings else "decoder.embed_tokens"
             self._tied_weights_keys = {"lm_head.weight": f"model.{embedding}.weight"}
         self.post_init()
-        # One derived from the model's config by transformers would lose `max_source_length_offset` when it is saved.
+        # One derived from the model's config by transformers would lose `extra_length` when it is saved.
         self.generation_config = default_generation_config(config)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
@@ -1152,6 +1126,17 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
         start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
         padding = cast(int, self.config.pad_token_id)
         return torch.cat((start, labels[:, :-1].masked_fill(labels[:, :-1] == -100, padding)), dim=1)
+
+    def target_log_probabilities(self, labels: Tensor, **source: Tensor) -> Tensor:
+        """Return log P of each target token, given the source and the target tokens before it (forced decoding).
+
+        labels: (batch, target), padded on the right, with any value at the padding
+        source: input_ids, attention_mask: (batch, source), or others of the encoder's inputs
+        returns (batch, target), float32, in nats
+        """
+        decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        logits = self(**source, decoder_input_ids=decoder_input_ids, use_cache=False).logits.float()
+        return logits.gather(-1, labels[..., None]).squeeze(-1) - logits.logsumexp(dim=-1)
 
     @can_return_tuple
     def forward(

@@ -22,7 +22,7 @@ from transformers.pipelines.base import ChunkPipeline
 from transformers.utils.hub import cached_file
 
 from .modeling_vaswani_transformer import gnmt_length_penalty
-from .text_vaswani_transformer import TARGET_TOKENIZER, joined_texts, source_limit, split_text
+from .sentences_vaswani_transformer import TARGET_TOKENIZER, join_texts, source_limit, split_text
 
 TASK = "translation"
 
@@ -102,12 +102,12 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         if arguments.get("return_text") is False and not arguments.get("return_tensors"):
             raise ValueError("return_text is False; return_tensors=True returns the tokens instead")
 
-        def taken(*names: str) -> dict[str, Any]:
+        def take(*names: str) -> dict[str, Any]:
             return {name: arguments.pop(name) for name in names if arguments.get(name) is not None}
 
-        before = taken("max_source_length", "split_sentences")
-        scoring = taken("return_scores")  # computed with the model, and added to the output
-        after = taken("return_tensors", "return_text", "clean_up_tokenization_spaces")
+        before = take("max_source_length", "split_sentences")
+        scoring = take("return_scores")  # computed with the model, and added to the output
+        after = take("return_tensors", "return_text", "clean_up_tokenization_spaces")
         return before, arguments | scoring, after | scoring
 
     # Pipeline types every stage as dict to dict with any keyword arguments.
@@ -157,13 +157,9 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
     def _scores(self, source: dict[str, Tensor], sequences: Tensor, alpha: float) -> Tensor:
         """Return (batch x n,): log P(Y | X) / ((5 + |Y|) / 6)^alpha of sequences (batch x n, 1 + length)."""
         copies = len(sequences) // len(source["input_ids"])
-        logits = self.model(
-            **{name: tensor.repeat_interleave(copies, dim=0) for name, tensor in source.items()},
-            decoder_input_ids=sequences[:, :-1],
-            use_cache=False,
-        ).logits.float()  # (batch x n, length, V)
+        repeated = {name: tensor.repeat_interleave(copies, dim=0) for name, tensor in source.items()}
         labels = sequences[:, 1:]
-        log_probabilities = logits.gather(-1, labels[..., None]).squeeze(-1) - logits.logsumexp(dim=-1)
+        log_probabilities = cast(Any, self.model).target_log_probabilities(labels, **repeated)
         is_token = torch.arange(labels.shape[1], device=labels.device) < self._lengths(labels)[:, None]
         return (log_probabilities * is_token).sum(dim=1) / gnmt_length_penalty(is_token.sum(dim=1), alpha)
 
@@ -193,7 +189,7 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
             if return_text or not return_tensors:
                 text, *following = texts
                 for separator, next_text in zip(separators, following, strict=True):
-                    text = joined_texts(text, separator, next_text)
+                    text = join_texts(text, separator, next_text)
                 translation[f"{TASK}_text"] = text
             if return_tensors:
                 translation[f"{TASK}_token_ids"] = torch.tensor(list(chain(*tokens)), dtype=torch.long)
@@ -227,7 +223,7 @@ def load_target_tokenizer(config: Any) -> PreTrainedTokenizerFast | None:
 
 
 def register_pipeline() -> None:
-    """Register `pipeline("translation", ...)` with transformers, and names such as `translation_en_to_de`."""
+    """Register `pipeline("translation", ...)` with transformers."""
     from transformers import pipelines
 
     # transformers 5.23 refuses the names of removed tasks before it looks up registered ones.
@@ -235,10 +231,6 @@ def register_pipeline() -> None:
     if TASK not in PIPELINE_REGISTRY.supported_tasks:
         PIPELINE_REGISTRY.register_pipeline(
             TASK, VaswaniTransformerTranslationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text"
-        )
-        check_task = PIPELINE_REGISTRY.check_task
-        cast(Any, PIPELINE_REGISTRY).check_task = lambda task: check_task(
-            TASK if re.fullmatch(rf"{TASK}_\w+_to_\w+", task) else task
         )
 
 

@@ -1,134 +1,88 @@
-"""Translate texts with torch, and compute the probability of given translations.
+"""Translate texts with any runtime: split texts into sentences, sort by length, batch, search, restore the order.
 
 >>> translator = Translator.from_pretrained("demo/model")
 >>> translator.translate(["The house is small."])
 ['Das Haus ist klein.']
+
+Nothing here needs torch: `torch_translator.py` runs the search with torch, `onnx_translator.py` with ONNX Runtime.
 """
 
-from __future__ import annotations
-
-import math
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from .errors import InputError
-from .model_folder import local_folder
-from .search_settings import LARGEST_COUNT, SearchSettings, check_number, search_settings_of
-from .text_translator import Hypothesis, TextTranslator, as_texts, batches_by_length, shown_progress
-from .text_vaswani_transformer import TARGET_TOKENIZER
+from .errors import InputError, as_input_errors
+from .lines import check_unicode
+from .search_vaswani_transformer import SearchSettings, check_number
+from .sentences_vaswani_transformer import join_texts, source_limit, split_text
 
-if TYPE_CHECKING:  # at run time they are imported where they are used: the ONNX backend needs no torch
-    import torch
-    from peft import PeftMixedModel, PeftModel
-    from torch import Tensor
-    from transformers import PreTrainedTokenizerFast
-
-    from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
+if TYPE_CHECKING:  # imported where they are used: either backend works without the other
     from .onnx_translator import OnnxTranslator
+    from .torch_translator import TorchTranslator
 
 BACKENDS = ("torch", "onnx")
-
-# PEFT methods that, like prompt learning, do more than change layers one by one. Lily averages over all tokens of a
-# batch; the others have task ids (Poly) or a part that runs before or beside the layers (Shadow, X-LoRA).
-NOT_IN_LAYERS = ("LILY", "POLY", "SHADOW", "XLORA")
-# Methods that generate() does not apply either: prefixes take the place of its cache, and PEFT wrote the other two for
-# decoders without an encoder.
-NOT_IN_GENERATE = ("CARTRIDGE", "PREFIX_TUNING", "SHADOW", "XLORA")
+LARGEST_COUNT = 1_000_000_000  # of batch_tokens and max_characters
 
 
 @dataclass(frozen=True)
-class ForcedDecoding:
-    """The token ids of a given translation, </s> included, and the log-probability of each, in nats."""
+class Hypothesis:
+    """A translation, its score log P(Y | X) / ((5 + |Y|) / 6)^alpha, and its token ids, </s> included.
 
-    tokens: list[int]
-    log_probabilities: list[float]
-
-    @property
-    def total(self) -> float:
-        """log P(Y | X)"""
-        return math.fsum(self.log_probabilities)
-
-
-class Translator(TextTranslator):
-    """A model and its tokenizer; translates (`translate`) and scores (`score`) texts of any number and length.
-
-    Where generation_config.json says `"early_stopping": "never"`, `translate` assumes that no live hypothesis grows by
-    more than 5 tokens (or the file's `stopping_lookahead`), which is faster and hardly ever changes a translation; pass
-    `early_stopping="never"` for the search of `generate()`.
+    For a text that was split, scores are summed and tokens concatenated over its parts.
     """
 
-    def __init__(
-        self,
-        model: VaswaniTransformerForConditionalGeneration | PeftModel | PeftMixedModel,
-        tokenizer: PreTrainedTokenizerFast,
-        target_tokenizer: PreTrainedTokenizerFast | None = None,
-    ):
-        """Set up a Translator, and put the model into eval mode.
+    text: str
+    score: float
+    tokens: list[int]
 
-        model: the model, or a PeftModel around it with an adapter that changes layers: LoRA, DoRA, IA3 and others.
-        target_tokenizer: the tokenizer of the decoder's vocabulary, if it has its own.
-        Raises InputError for other adapters, such as prompt tuning.
-        """
-        model = without_peft_wrapper(model.eval())
-        source, target = model.config.vocab_size, model.config.decoder_vocab_size
-        if target_tokenizer is None and target != source:
-            raise InputError(
-                f"the model has {source} source and {target} target tokens; it needs a second tokenizer for its "
-                f"translations (in a folder: {TARGET_TOKENIZER}/tokenizer.json)"
-            )
-        self.model, self.tokenizer, self.target_tokenizer = model, tokenizer, target_tokenizer or tokenizer
-        self.trained_length = getattr(model.generation_config, "max_source_length", None)
-        self.positions, self.pad = model.config.learned_positions, cast(int, model.config.pad_token_id)
+    def __repr__(self) -> str:
+        return f"<{self.text!r}, score {self.score:.4f}, {len(self.tokens)} tokens>"
 
-    @overload
-    @classmethod
-    def from_pretrained(
-        cls,
-        folder_or_repo: str | Path,
-        device: str | torch.device | None = None,
-        dtype: str | torch.dtype | None = None,
-        revision: str | None = None,
-        *,
-        backend: Literal["torch"] = "torch",
-    ) -> Translator: ...
+
+@dataclass(frozen=True)
+class Part:
+    """A unit of translation: a sentence, a part of a very long one, or a text that is kept whole."""
+
+    text_index: int
+    source: list[int]  # token ids, ending in </s>
+    separator: str  # the white space between the previous part and this one
+
+
+class Translator(ABC):
+    """A model and its tokenizer; translates texts of any number and length.
+
+    `from_pretrained` returns a TorchTranslator or an OnnxTranslator, which search with torch or with ONNX Runtime and
+    find the same translations.
+    """
+
+    search: SearchSettings  # of generation_config.json, the defaults of `translate`
+    trained_length: int | None  # tokens of the longest source sentence of the training; None: unknown
+    positions: int | None  # number of learned positions; None: no maximum
+    pad: int
 
     @overload
     @classmethod
     def from_pretrained(
-        cls,
-        folder_or_repo: str | Path,
-        device: str | torch.device | None = None,
-        *,
-        revision: str | None = None,
-        backend: Literal["onnx"],
-        threads: int | None = None,
-        precision: str | None = None,
-    ) -> OnnxTranslator: ...
+        cls, folder_or_repo: str | Path, *, backend: Literal["torch"] = "torch", **options: Any
+    ) -> "TorchTranslator": ...
 
+    @overload
     @classmethod
     def from_pretrained(
-        cls,
-        folder_or_repo: str | Path,
-        device: str | torch.device | None = None,
-        dtype: str | torch.dtype | None = None,
-        revision: str | None = None,
-        *,
-        backend: str = "torch",
-        threads: int | None = None,
-        precision: str | None = None,
-    ) -> Translator | OnnxTranslator:
+        cls, folder_or_repo: str | Path, *, backend: Literal["onnx"], **options: Any
+    ) -> "OnnxTranslator": ...
+
+    @classmethod
+    def from_pretrained(cls, folder_or_repo: str | Path, *, backend: str = "torch", **options: Any) -> "Translator":
         """Load a Translator from a model folder, or from the repository `owner/name` of the Hub.
 
-        device: None for a GPU if there is one.
-        dtype: None for the saved one.
-        revision: branch, tag or commit of the repository.
         backend: "torch", or "onnx", which needs neither torch nor transformers, for a folder that `export onnx` wrote
             or a model folder or repository with onnx/model.onnx.
-        threads: ONNX only, for each operator on the CPU; None for as many as there are cores.
-        precision: ONNX only, "int8" for model_int8.onnx, and so on; None for model.onnx.
+        options: those of `TorchTranslator.from_pretrained` (device, dtype) or `OnnxTranslator.from_pretrained` (device,
+            threads, precision); for both revision and local_files_only.
         Raises InputError, BrokenFileError or UnavailableError naming the file that cannot be used, and why.
         """
         if backend not in BACKENDS:
@@ -136,120 +90,174 @@ class Translator(TextTranslator):
         if backend == "onnx":
             from .onnx_translator import OnnxTranslator
 
-            if dtype is not None:
-                raise InputError(f"dtype is {dtype!r}; an ONNX file has a fixed precision, chosen by precision")
-            device_name = None if device is None else str(device)
-            return OnnxTranslator.from_pretrained(folder_or_repo, device_name, threads, precision, revision)
-        if threads is not None or precision is not None:
-            raise InputError("threads and precision are for the ONNX backend; for torch: torch.set_num_threads, dtype")
-        from .loading import load_model, load_tokenizer, refuse_unsupported_settings
+            if options.pop("dtype", None) is not None:
+                raise InputError("dtype is for the torch backend; an ONNX file has a precision, chosen by precision")
+            return OnnxTranslator.from_pretrained(folder_or_repo, **options)
+        from .torch_translator import TorchTranslator
 
-        folder = local_folder(folder_or_repo, revision)
-        model = load_model(folder, device, dtype)
-        refuse_unsupported_settings(model, folder)
-        second = folder / TARGET_TOKENIZER
-        target = load_tokenizer(second, model.config, target=True) if second.is_dir() else None
-        return cls(model, load_tokenizer(folder, model.config), target)
+        for name, instead in (("threads", "OMP_NUM_THREADS or torch.set_num_threads"), ("precision", "dtype")):
+            if options.pop(name, None) is not None:
+                raise InputError(f"{name} is for the ONNX backend; torch has {instead}")
+        return TorchTranslator.from_pretrained(folder_or_repo, **options)
 
-    @property
-    def default_search(self) -> SearchSettings:
-        return search_settings_of(self.model.generation_config.to_dict())
+    def __repr__(self) -> str:
+        beams, alpha = self.search.num_beams, self.search.length_penalty
+        return f"<{type(self).__name__}: {self.description()}, beam {beams}, length penalty {alpha}>"
 
+    @abstractmethod
     def description(self) -> str:
-        model = self.model
-        return f"{model.num_parameters():,} parameters, {str(model.dtype).removeprefix('torch.')} on {model.device}"
+        """Return the size and place of the model."""
 
+    def change_search(self, **settings: Any) -> SearchSettings:
+        """Return the default settings with some changed; None keeps the default. Raises InputError."""
+        changes = {name: value for name, value in settings.items() if value is not None}
+        if unknown := changes.keys() - vars(self.search).keys():
+            raise InputError(f"{', '.join(sorted(unknown))}: no such setting; there are {', '.join(vars(self.search))}")
+        with as_input_errors():
+            return replace(self.search, **changes)
+
+    @abstractmethod
     def _encode(self, text: str) -> tuple[list[int], list[int]]:
-        encoding = self.tokenizer(text, return_offsets_mapping=True, verbose=False)
-        return cast(list[int], encoding["input_ids"]), [start for start, _ in encoding["offset_mapping"]]
+        """Return token ids, ending in </s>, and the character offset at which each begins."""
 
+    @abstractmethod
     def _decode(self, tokens: list[int]) -> str:
-        return cast(str, self.target_tokenizer.decode(tokens, skip_special_tokens=True))
+        """Return the text of token ids, without special tokens."""
 
-    def _search(self, sources: list[list[int]], settings: SearchSettings, n_best: int) -> list[list[Hypothesis]]:
-        import torch
+    @abstractmethod
+    def _search(self, sources: list[list[int]], settings: SearchSettings) -> list[list[Hypothesis]]:
+        """Return at most `num_return_sequences` hypotheses for each source of a batch, best first."""
 
-        from .beam_search import beam_search, output_limit_offset
+    def _hypotheses(self, sequences: list[list[list[int]]], scores: list[list[float]]) -> list[list[Hypothesis]]:
+        """Convert the search's token ids (batch, n, length) and scores (batch, n); skip empty slots."""
+        found = []
+        for rows, row_scores in zip(sequences, scores, strict=True):
+            stripped = [[token for token in row if token != self.pad] for row in rows]
+            pairs = zip(stripped, row_scores, strict=True)
+            found.append([Hypothesis(self._decode(row), score, row) for row, score in pairs if row])
+        return found
 
-        batch, options = self._batch(sources), settings._asdict() | {"num_return_sequences": n_best}
-        options["max_source_length_offset"] = output_limit_offset(self.model)
-        with torch.inference_mode():
-            sequences, scores = beam_search(self.model, batch["input_ids"], batch["attention_mask"], **options)
-        return self._hypotheses(sequences.tolist(), scores.tolist())
-
-    def score(
+    def translate(
         self,
-        sources: str | Sequence[str],
-        targets: str | Sequence[str],
+        texts: str | Sequence[str],
         *,
+        return_scores: bool = False,
         batch_tokens: int = 8192,
+        max_source_length: int | None = None,
+        split_sentences: bool = True,
         progress: bool = False,
-    ) -> list[ForcedDecoding]:
-        """Compute the log-probability of every token of given translations (forced decoding); no text is split.
+        **search: Any,
+    ) -> list[Any]:
+        """Translate texts by beam search (section 6.1); a text of white space gets an empty translation.
 
-        Raises InputError if the numbers of texts differ or a text has more tokens than the model has positions.
+        return_scores: return a list of hypotheses per text, best first, as with `num_return_sequences` above 1.
+        batch_tokens: maximum number of source tokens, padding included, times beams in a batch; limits memory use.
+        max_source_length: split sentences of more tokens (default: the length of the longest training sentence, or 256
+            if unknown; 256 for whole texts).
+        split_sentences: translate the sentences of a text one by one, as models are trained, and join the translations
+            with the white space between them; False splits only texts that are longer than max_source_length.
+        progress: show progress bars on stderr.
+        search: changes of the settings in generation_config.json, such as `num_beams=8`: fields of SearchSettings.
+
+        Returns list[str], or list[list[Hypothesis]], in order. Raises InputError.
         """
-        sources, targets = as_texts(sources, "source"), as_texts(targets, "target")
-        if len(sources) != len(targets):
-            raise InputError(f"{len(sources)} sources and {len(targets)} targets: each source needs its translation")
-        batch_tokens = check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
-        if not sources:
-            return []
-        source_ids = cast(list[list[int]], self.tokenizer(sources, verbose=False)["input_ids"])
-        target_ids = cast(list[list[int]], self.target_tokenizer(text_target=targets, verbose=False)["input_ids"])
-        for kind, side in (("source", source_ids), ("target", target_ids)):
-            for number, ids in enumerate(side, start=1):
-                if self.positions is not None and len(ids) > self.positions:
-                    raise InputError(f"{kind} {number} has {len(ids)} tokens; the model has {self.positions} positions")
-        lengths = [max(len(source), len(target)) for source, target in zip(source_ids, target_ids, strict=True)]
-        decodings: dict[int, ForcedDecoding] = {}
-        with shown_progress(progress, "scoring", len(sources)) as advance:
-            for batch in batches_by_length(lengths, batch_tokens):
-                forced = self._log_probabilities([source_ids[i] for i in batch], [target_ids[i] for i in batch])
-                for i, log_probabilities in zip(batch, forced, strict=True):
-                    decodings[i] = ForcedDecoding(target_ids[i], log_probabilities)
+        texts = as_texts(texts, "text")
+        settings = self.change_search(**search)
+        with as_input_errors():
+            limit = source_limit(max_source_length, self.trained_length if split_sentences else None, self.positions)
+            batch_tokens = check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
+
+        parts: list[Part] = []
+        with show_progress(progress, "splitting") as advance:
+            for number, text in enumerate(texts):
+                for source, separator in split_text(text, limit, self._encode, split_sentences):
+                    parts.append(Part(number, source, separator))
+                    advance(1)
+        found: list[list[Hypothesis]] = [[] for _ in parts]
+        batches = batches_by_length([len(part.source) * settings.num_beams for part in parts], batch_tokens)
+        with show_progress(progress, "translating", len(parts)) as advance:
+            for batch in batches:
+                of_batch = self._search([parts[i].source for i in batch], settings)
+                for i, hypotheses in zip(batch, of_batch, strict=True):
+                    found[i] = hypotheses or [Hypothesis("", 0.0, [])]
                 advance(len(batch))
-        return [decodings[i] for i in range(len(sources))]
 
-    def _log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[list[float]]:
-        """Return log P of each target token, given the source and the preceding target tokens."""
-        import torch
-
-        labels = self._batch(targets)["input_ids"]  # (batch, target)
-        with torch.inference_mode():
-            logits = self.model(
-                **self._batch(sources),
-                decoder_input_ids=self.model.prepare_decoder_input_ids_from_labels(labels),
-                use_cache=False,
-            ).logits.float()  # (batch, target, vocab_size)
-        log_probabilities = logits.gather(-1, labels[..., None]).squeeze(-1) - logits.logsumexp(-1)
-        return [row[: len(target)] for row, target in zip(log_probabilities.tolist(), targets, strict=True)]
-
-    def _batch(self, rows: list[list[int]]) -> dict[str, Tensor]:
-        """Return input_ids and attention_mask, (batch, longest), on the model's device."""
-        import torch
-
-        ids, mask = (torch.tensor(padded, device=self.model.device) for padded in self._padded(rows))
-        return {"input_ids": ids, "attention_mask": mask}
-
-
-def without_peft_wrapper(model: Any) -> VaswaniTransformerForConditionalGeneration:
-    """Return the model inside a PeftModel, and any other model as it is.
-
-    Its layers are those of the active adapters, so that the search applies them, and later calls of set_adapter().
-    Raises InputError if an adapter has other parts.
-    """
-    if "peft" not in sys.modules:
-        return model
-    from peft import PeftMixedModel, PeftModel, PeftType
-
-    if not isinstance(model, PeftModel | PeftMixedModel):
-        return model
-    for config in model.peft_config.values():
-        if config.is_prompt_learning or config.peft_type in NOT_IN_LAYERS:
-            remedy = "train such an adapter" if config.peft_type in NOT_IN_GENERATE else "call model.generate()"
-            raise InputError(
-                f"the model has a {PeftType(config.peft_type).value} adapter, and Translator supports only adapters "
-                f"that change layers one by one, such as LORA; {remedy}"
+        translations: list[list[Hypothesis]] = [[] for _ in texts]
+        for part, hypotheses in zip(parts, found, strict=True):
+            so_far = translations[part.text_index]
+            translations[part.text_index] = (
+                join_hypotheses(so_far, part.separator, hypotheses) if so_far else hypotheses
             )
-    return cast(Any, model.base_model).model
+        translations = [hypotheses or [Hypothesis("", 0.0, [])] for hypotheses in translations]
+        wants_hypotheses = return_scores or settings.num_return_sequences > 1
+        return translations if wants_hypotheses else [best.text for best, *_ in translations]
+
+
+def pad_rows(rows: Sequence[list[int]], pad: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Pad token ids on the right. Return ids and mask, both (rows, longest)."""
+    longest = max(map(len, rows))
+    ids = [row + [pad] * (longest - len(row)) for row in rows]
+    return ids, [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
+
+
+def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Yield the indices of each batch, longest texts first; a padded batch has at most batch_tokens, or one text."""
+    batch: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if batch and lengths[batch[0]] * (len(batch) + 1) > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def join_hypotheses(first: list[Hypothesis], separator: str, second: list[Hypothesis]) -> list[Hypothesis]:
+    """Concatenate the k-th best hypotheses of consecutive parts."""
+    return [
+        Hypothesis(join_texts(a.text, separator, b.text), a.score + b.score, a.tokens + b.tokens)
+        for a, b in zip(first, second, strict=False)  # a part may have fewer
+    ]
+
+
+def as_texts(
+    texts: str | Sequence[str], kind: str, max_characters: int | None = None, first_number: int = 1
+) -> list[str]:
+    """Return the texts as a list. Raises InputError naming the first that is too long, not a str or invalid Unicode.
+
+    first_number: number of the first text in errors
+    """
+    if max_characters is not None:
+        with as_input_errors():
+            check_number("max_characters", max_characters, 1, LARGEST_COUNT)
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    for number, text in enumerate(texts, start=first_number):
+        if not isinstance(text, str):
+            raise InputError(f"{kind} {number} is a {type(text).__name__}, not a str")
+        if max_characters is not None and len(text) > max_characters:
+            raise InputError(
+                f"{kind} {number} has {len(text):,} characters; max_characters is {max_characters:,}: shorten the "
+                "text or raise the limit"
+            )
+        check_unicode(text, f"{kind} {number}")
+    return texts
+
+
+@contextmanager
+def show_progress(is_shown: bool, what: str, total: int | None = None):
+    """Yield a function that advances a progress bar on stderr; it does nothing unless `is_shown`.
+
+    total: None if it is unknown; the bar is then shown only on a terminal and removed at the end
+    """
+    if not is_shown:
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console, counts_up = Console(stderr=True), total is None
+    hidden = counts_up and not console.is_terminal
+    with Progress(*columns, console=console, transient=counts_up, disable=hidden) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda count: bar.advance(task, count)

@@ -13,7 +13,7 @@ from typing import Literal
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
-from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
 from ..folder import write_toolkit_json
 from ..toolkits.hf_marian import generation_settings

@@ -13,18 +13,23 @@ from onnx.external_data_helper import set_external_data
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import read_lines
-from vaswani_transformer.loading import load_model, load_tokenizer, refuse_unsupported_settings, weight_files
-from vaswani_transformer.model_folder import EXPORT_RECORD, TOKENIZER_FILES, files_sha256, write_json
+from vaswani_transformer.loading import load_model, load_tokenizer, weight_files
+from vaswani_transformer.model_folder import (
+    EXPORT_RECORD,
+    TOKENIZER_FILES,
+    ModelFolder,
+    files_sha256,
+    plain_tokenizer,
+    write_json,
+)
 from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
-from vaswani_transformer.onnx_translator import plain_tokenizer
-from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
 from ..save import new_folder
 from .as_marian import Library, arrange_as_marian, check_as_marian
 from .quantize import quantize
 from .readme import readme
-from .search_inputs import default_inputs
-from .single_graph import export_single_graph
+from .single_graph import default_inputs, export_single_graph
 from .split import export_split
 from .subgraphs import graphs_of
 from .time_sentences import encoded_sentences, time_sentences
@@ -54,8 +59,8 @@ def export_single_folder(
 ) -> str:
     """Export one graph that contains the search, and return a report of the comparison with torch.
 
-    defaults: give the settings of the search default values; False makes all but early_stopping required inputs,
-        because onnxruntime-web, unlike ONNX Runtime itself, ignores other values of optional inputs
+    defaults: give the settings of the search default values; False makes them required inputs, because
+        onnxruntime-web, unlike ONNX Runtime itself, ignores other values of optional inputs
     attention: add the output cross_attentions
     text: also write model_text.onnx, which contains the tokenizer
     sentences: a text file on which to verify and time the graph, too
@@ -66,14 +71,13 @@ def export_single_folder(
     lines = None if sentences is None else list(read_lines(sentences))
     with new_folder(folder) as unfinished:
         model = load_model(model_folder, device="cpu", dtype=torch.float32)
-        refuse_unsupported_settings(model, model_folder)
+        assert ModelFolder(model_folder).search  # which refuses what only `generate()` applies
         tokenizer = check_and_load_tokenizer(model_folder, model, required=lines is not None)
         encoded = None if lines is None else encoded_sentences(lines, tokenizer, model, str(sentences))
         bpe = load_byte_level_bpe(model_folder, model) if text else None
         on_stage("exporting the model")
         graph = export_single_graph(half_if_fp16(model, precision), attention)
-        settings = {} if defaults else default_inputs(model.generation_config.to_dict())
-        settings.pop("early_stopping", None)  # stays optional, for callers that do not know it
+        settings = {} if defaults else default_inputs(model)
         remove_defaults(graph, settings)
         on_stage("writing the graphs")
         path = unfinished / "model.onnx"

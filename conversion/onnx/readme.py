@@ -7,11 +7,10 @@ from string import Template
 import numpy as np
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.beam_search import output_limit_offset
 from vaswani_transformer.model_folder import read_json_object
-from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
-from .search_inputs import default_inputs
+from .single_graph import default_inputs
 
 HERE = Path(__file__).parent
 
@@ -35,9 +34,7 @@ def readme(
         return then if (folder / name).exists() else otherwise
 
     positions = model.config.learned_positions
-    limit = f"its source tokens + {output_limit_offset(model)}"
-    if positions is not None:
-        limit += f" and at most {positions - 1}"
+    defaults = default_inputs(model)
     cuda = "ONNX Runtime's CUDA provider supports all operators of this file."
     if precision == "int8":
         cuda = "But CUDA cannot multiply unsigned with signed bytes: for a GPU, export with `--precision fp16`."
@@ -59,8 +56,9 @@ def readme(
         "other_file": if_exists("model_text.onnx.data", "only `model_text.onnx.data` beside it", "no other file"),
         "scalar": "scalar" if settings else "scalar, optional",
         "target_tokenizer": if_exists(TARGET_TOKENIZER, target_tokenizer, "tokenizer"),
-        "limit": limit,
-        "lookahead": default_inputs(model.generation_config.to_dict())["early_stopping"],
+        "positions": "" if positions is None else f"; the model has positions for {positions - 1}",
+        "lookahead": defaults["early_stopping"],
+        "extra_length": defaults["extra_length"],
         "cuda": cuda,
     }
     names = ["README", if_exists("model_text.onnx", "README.text", ""), "README.attention" if attention else ""]

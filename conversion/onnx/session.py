@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from vaswani_transformer.search_settings import NO_MAXIMUM, SearchSettings
-
-from .search_inputs import search_inputs
+from vaswani_transformer.onnx_translator import graph_inputs
+from vaswani_transformer.search_vaswani_transformer import SearchSettings
+from vaswani_transformer.translator import pad_rows
 
 
 def open_session(path: Path) -> Any:
@@ -23,20 +22,13 @@ def open_session(path: Path) -> Any:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def run(
-    session: Any,
-    batch: Mapping[str, Tensor],
-    search: SearchSettings,
-    max_length: int = NO_MAXIMUM,
-    num_return_sequences: int = 0,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return sequences and scores;  num_return_sequences: 0 for all hypotheses"""
+def run(session: Any, batch: Mapping[str, Tensor], search: SearchSettings) -> tuple[np.ndarray, np.ndarray]:
+    """Return sequences and scores."""
     inputs = {name: tensor.numpy() for name, tensor in batch.items()}
-    return session.run(["sequences", "scores"], inputs | search_inputs(search, max_length, num_return_sequences))
+    return session.run(["sequences", "scores"], inputs | graph_inputs(search))
 
 
-def padded(sentences: Sequence[Sequence[int]], pad: int) -> dict[str, Tensor]:
+def pad_batch(sentences: Sequence[list[int]], pad: int) -> dict[str, Tensor]:
     """Return input_ids and attention_mask, (batch, longest)."""
-    ids = [torch.tensor(sentence) for sentence in sentences]
-    mask = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
-    return {"input_ids": pad_sequence(ids, batch_first=True, padding_value=pad), "attention_mask": mask}
+    ids, mask = map(torch.tensor, pad_rows(sentences, pad))
+    return {"input_ids": ids, "attention_mask": mask}

@@ -1,6 +1,6 @@
 """Encoder, cached decoder and beam search as one ONNX graph of standard operators.
 
-    input_ids, attention_mask, num_beams, max_length, length_penalty, min_length, num_return_sequences, early_stopping
+    input_ids, attention_mask, and the settings of the search by the names of SearchSettings
     -> sequences, scores; on request cross_attentions
 
 `start` and `step` from `vaswani_transformer/beam_search.py` are exported unchanged and connected by two nested ONNX
@@ -43,9 +43,10 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.attention_maps import using_eager_attention
 from vaswani_transformer.modeling_vaswani_transformer import EMPTY_SCORE, VALID_ABOVE, target_vocab_size
+from vaswani_transformer.onnx_translator import graph_inputs
+from vaswani_transformer.search_vaswani_transformer import SearchSettings
 
 from .graph_builder import GraphBuilder, tensor_type
-from .search_inputs import default_inputs
 from .torch_export import SearchGraphs, export_search
 
 IDS = ("input_ids", "attention_mask")
@@ -65,7 +66,7 @@ Values = dict[str, str]  # a variable of the search -> the name of its value in 
 def export_single_graph(model: Model, attention: bool = False) -> ModelProto:
     """Export the model and its beam search.
 
-    The generation config supplies the defaults of num_beams, length_penalty and early_stopping.
+    The generation config supplies the defaults of the search's settings.
 
     attention: add the output cross_attentions (batch, layers, heads, length, source), of the best hypotheses
     """
@@ -76,7 +77,6 @@ def export_single_graph(model: Model, attention: bool = False) -> ModelProto:
     # Runtime folds the shapes that follow: other values would give wrong translations.
     beams, returned = op.Abs("num_beams"), op.Abs("num_return_sequences")
     initial = initial_values(op, graphs, beams, target_vocab_size(model.config))
-    returned = op.Where(op.Greater(returned, 0), returned, beams)  # 0: all
     # A sentence is done when the hypotheses to return are final; with a negative lookahead, when all have finished.
     needed = op.Where(op.Less("early_stopping", 0), beams, returned)
     final = outer_loop(op, graphs, initial, op.Unsqueeze(op.Sub(needed, 1), [0]), pad)
@@ -94,10 +94,7 @@ def export_single_graph(model: Model, attention: bool = False) -> ModelProto:
 
 def inputs_and_outputs(model: Model, attention: bool) -> tuple[list, list, list]:
     """Return the inputs and outputs of the file, and the default values of optional inputs."""
-    defaults = [
-        numpy_helper.from_array(value, name)
-        for name, value in default_inputs(model.generation_config.to_dict()).items()
-    ]
+    defaults = [numpy_helper.from_array(value, name) for name, value in default_inputs(model).items()]
     inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "source"]) for name in IDS]
     inputs += [helper.make_tensor_value_info(tensor.name, tensor.data_type, []) for tensor in defaults]
     outputs = [
@@ -110,12 +107,21 @@ def inputs_and_outputs(model: Model, attention: bool) -> tuple[list, list, list]
     return inputs, outputs, defaults
 
 
+def default_inputs(model: Model) -> dict[str, np.ndarray]:
+    """Return the defaults of the scalar inputs: the settings in the model's generation config."""
+    return graph_inputs(SearchSettings.from_generation_config(model.generation_config.to_dict()))
+
+
 def initial_values(op: GraphBuilder, graphs: SearchGraphs, beams: str, vocabulary: int) -> Values:
     """Encode the sentences. Return the outputs of `start`, and empty results for each row of the batch."""
     # `initial_hypotheses`: 2 x num_beams / vocabulary, rounded up
     initial_live = op.Div(op.Add(op.Mul(beams, 2), vocabulary - 1), vocabulary)
-    settings = ["length_penalty", "early_stopping", "min_length", "max_length"]
-    inputs = [*IDS, op.Range(0, beams, 1), op.Range(0, initial_live, 1), *settings]
+    # As in `beam_search`: the most output tokens of any sentence. Abs as above.
+    own, common = op.Abs("extra_length"), op.Abs("max_new_tokens")
+    own = op.Add(op.Squeeze(op.Shape("input_ids", start=1), [0]), own)
+    longest = op.Where(op.Greater(common, 0), common, own)
+    settings = ["length_penalty", "early_stopping", "extra_length", "max_new_tokens", "min_new_tokens"]
+    inputs = [*IDS, *(op.Range(0, size, 1) for size in (beams, longest, initial_live)), *settings]
     initial = {name: f"first.{name}" for name in graphs.types}
     op.inline(graphs.start, "start.", inputs, [*initial.values()])
     rows = op.Range(0, op.Squeeze(op.Shape("input_ids", end=1), [0]), 1)

@@ -9,9 +9,9 @@ import torch
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.search_settings import search_settings_of
+from vaswani_transformer.search_vaswani_transformer import SearchSettings
 
-from .session import open_session, padded
+from .session import open_session, pad_batch
 from .verify import BATCH, compare, raise_if_wrong, same_tokens, translate
 
 
@@ -39,14 +39,14 @@ def time_sentences(path: Path, model: Model, sentences: list[list[int]], precisi
     sentences: token ids, sorted by length so that batches have little padding. Raises ProofError.
     """
     session, pad = open_session(path), cast(int, model.config.pad_token_id)
-    search = search_settings_of(model.generation_config.to_dict())
-    batches = [padded(sentences[i : i + BATCH], pad) for i in range(0, len(sentences), BATCH)]
+    search = SearchSettings.from_generation_config(model.generation_config.to_dict())
+    batches = [pad_batch(sentences[i : i + BATCH], pad) for i in range(0, len(sentences), BATCH)]
     seconds, same_as_generate = np.zeros(3), 0
     for turn, batch in enumerate([batches[0], *batches]):  # the three take turns, so that other load slows all of them
         begun = time.perf_counter()
-        generated = cast(Any, model).generate(**batch, **search._asdict())[:, None, 1:].numpy()
+        generated = cast(Any, model).generate(**batch, **vars(search))[:, None, 1:].numpy()
         generation = time.perf_counter() - begun
-        found = translate(session, model, batch, search, num_return_sequences=1)
+        found = translate(session, model, batch, search)
         wrong = compare(found, model, batch, search.length_penalty, precision).wrong
         raise_if_wrong([f"sentences: {reason}" for reason in wrong])
         if turn > 0:  # the first one warms up

@@ -18,12 +18,11 @@ from vaswani_transformer.beam_search import (
     Constants,
     Memory,
     SearchState,
-    output_limit_offset,
+    SettingTensors,
     start,
     step,
 )
 from vaswani_transformer.cached_decoder import CachedDecoder
-from vaswani_transformer.search_settings import LOOKAHEAD, NO_MAXIMUM
 
 from .graph_builder import OPSET, type_without_sizes
 from .simplify import simplify
@@ -31,7 +30,7 @@ from .simplify import simplify
 # Sizes of the example inputs, all different: torch.export treats equal sizes as one symbol.
 EXAMPLE_BATCH, LIVE, BEAMS, STEPS = 2, 3, 4, 5
 SOURCE_LENGTH = 7  # tokens; learned positions must cover at least this many
-EXAMPLE_OFFSET = 50  # tables by length have SOURCE_LENGTH + EXAMPLE_OFFSET + 1 or 2 rows
+LONGEST = 57  # tokens of an output; tables by length have 1 or 2 rows more
 ROWS_AND_COLUMNS = {0: Dim.AUTO, 1: Dim.AUTO}
 # Axes whose sizes vary, by name of the tensor; all axes of tensors that are not listed.
 VARYING_AXES = {
@@ -64,37 +63,19 @@ class SearchGraphs(NamedTuple):
 class Start(nn.Module):
     """Wrap `start` for export.
 
-    Beam sizes are passed as tensor lengths, because torch.export supports dynamic sizes but not integer inputs that
-    become sizes.
+    Sizes are passed as tensor lengths, because torch.export supports dynamic sizes but not integer inputs that become
+    sizes.
     """
 
-    def __init__(self, model: Model, offset: int):
+    def __init__(self, model: Model):
         super().__init__()
-        self.model, self.offset = model, offset
+        self.model = model
 
     def forward(
-        self,
-        ids: Tensor,
-        mask: Tensor,
-        beams: Tensor,
-        initial_live: Tensor,
-        alpha: Tensor,
-        lookahead: Tensor,
-        min_length: Tensor,
-        max_length: Tensor,
+        self, ids: Tensor, mask: Tensor, beams: Tensor, longest: Tensor, initial_live: Tensor, *settings: Tensor
     ):
-        return start(
-            self.model,
-            ids,
-            mask,
-            offset=self.offset,
-            beams=beams.shape[0],
-            alpha=alpha,
-            lookahead=lookahead,
-            min_length=min_length,
-            max_length=max_length,
-            initial_live=initial_live.shape[0],
-        )
+        sizes = beams.shape[0], longest.shape[0], initial_live.shape[0]
+        return start(self.model, ids, mask, SettingTensors(*settings), *sizes)
 
 
 class Step(nn.Module):
@@ -144,15 +125,16 @@ class CrossAttentions(nn.Module):
 def export_search(model: Model, attention: bool) -> SearchGraphs:
     """Export `start`, `step` and, for attention, `CrossAttentions`."""
     ids = torch.full((EXAMPLE_BATCH, SOURCE_LENGTH), 2)
-    settings = map(torch.tensor, (0.6, LOOKAHEAD, 0, NO_MAXIMUM))
-    start_inputs = (ids, torch.ones_like(ids), torch.arange(BEAMS), torch.arange(LIVE), *settings)
-    start_axes = (ROWS_AND_COLUMNS, ROWS_AND_COLUMNS, {0: Dim.AUTO}, {0: Dim.AUTO}, {}, {}, {}, {})
+    settings = SettingTensors(*map(torch.tensor, (0.6, 5, 50, 0, 0)))
+    start_inputs = (ids, torch.ones_like(ids), *map(torch.arange, (BEAMS, LONGEST, LIVE)), *settings)
+    sizes = [{0: Dim.AUTO}] * 3
+    start_axes = (ROWS_AND_COLUMNS, ROWS_AND_COLUMNS, *sizes, tuple({} for _ in settings))
     last_index = torch.tensor([2])
     parts = example_parts(model, start_inputs, last_index)
     # The exporter mishandles views.
     examples: list[Any] = [each_tensor(part, lambda _, tensor: tensor.clone().contiguous()) for part in parts]
     axes: list[Any] = [each_tensor(part, varying_axes) for part in parts]
-    start_graph = export_module(Start(model, output_limit_offset(model)), start_inputs, start_axes)
+    start_graph = export_module(Start(model), start_inputs, start_axes)
     step_graph = export_module(Step(model), (*examples, last_index), (*axes, {}))
     attention_graph = None
     if attention:
@@ -170,7 +152,7 @@ def export_search(model: Model, attention: bool) -> SearchGraphs:
 
 def example_parts(model: Model, start_inputs: tuple[Tensor, ...], last_index: Tensor) -> tuple[Part, ...]:
     """Search for STEPS steps and return the inputs of the next one, with LIVE live hypotheses."""
-    memory, batch_constants, constants, state = Start(model, EXAMPLE_OFFSET)(*start_inputs)
+    memory, batch_constants, constants, state = Start(model)(*start_inputs)
     take_step = Step(model)
     for _ in range(STEPS):
         state, _ = take_step(memory, batch_constants, constants, state, last_index)

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.attention_maps import using_eager_attention
-from vaswani_transformer.beam_search import beam_search, output_limit_offset
+from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.errors import ProofError
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE, gnmt_length_penalty
-from vaswani_transformer.search_settings import NO_MAXIMUM, SearchSettings
+from vaswani_transformer.onnx_translator import graph_inputs
+from vaswani_transformer.search_vaswani_transformer import SearchSettings
 
-from .search_inputs import search_inputs
-from .session import open_session, padded, run
+from .session import open_session, pad_batch, run
 
 # The largest difference of a score from torch's for the same tokens. fp32: the same sums in another order, see
 # `score_difference`. Other precisions: the average per token; users must measure the effect on BLEU.
@@ -30,20 +30,19 @@ BATCH = 8  # sentences
 
 class Case(NamedTuple):
     sentences: int
-    search: SearchSettings
     longest: int  # source tokens
-    max_length: int
+    search: SearchSettings
 
     def __str__(self) -> str:
         return f"batch {self.sentences}, beams {self.search.num_beams}, alpha {self.search.length_penalty}"
 
 
 CASES = [
-    Case(1, SearchSettings(1, 0.6), 8, 24),
-    Case(5, SearchSettings(4, 0.6), 20, 24),
-    Case(3, SearchSettings(8, 1.0, "never"), 12, 16),
-    Case(8, SearchSettings(2, 0.0, True), 6, 40),
-    Case(4, SearchSettings(5, 0.6, False), 1, 12),
+    Case(1, 8, SearchSettings(1, 0.6, 5, num_return_sequences=1, max_new_tokens=24)),
+    Case(5, 20, SearchSettings(4, 0.6, 5, num_return_sequences=4, extra_length=4)),
+    Case(3, 12, SearchSettings(8, 1.0, "never", num_return_sequences=8, max_new_tokens=16, min_new_tokens=3)),
+    Case(8, 6, SearchSettings(2, 0.0, True, num_return_sequences=2, extra_length=34)),
+    Case(4, 1, SearchSettings(5, 0.6, False, num_return_sequences=5, max_new_tokens=12)),
 ]
 
 
@@ -73,7 +72,7 @@ def verify(path: Path, model: Model, precision: str = "fp32") -> str:
     wrong, hypotheses, largest = [], 0, 0.0
     for seed, case in enumerate(CASES):
         batch = random_batch(model, seed, case.sentences, case.longest)
-        translations = translate(session, model, batch, case.search, case.max_length)
+        translations = translate(session, model, batch, case.search)
         found = compare(translations, model, batch, case.search.length_penalty, precision)
         hypotheses += found.hypotheses
         wrong += [f"{case}: {reason}" for reason in found.wrong]
@@ -100,20 +99,12 @@ def raise_if_wrong(wrong: list[str]) -> None:
         raise ProofError(f"the exported graph does not translate as torch does ({found}); nothing was written")
 
 
-def translate(
-    session: Any,
-    model: Model,
-    batch: dict[str, Tensor],
-    search: SearchSettings,
-    max_length: int = NO_MAXIMUM,
-    num_return_sequences: int = 0,
-) -> Translations:
-    """Translate a batch with the graph and with torch;  num_return_sequences: 0 for all hypotheses"""
+def translate(session: Any, model: Model, batch: dict[str, Tensor], search: SearchSettings) -> Translations:
+    """Translate a batch with the graph and with torch."""
     begun = time.perf_counter()
-    sequences, scores = run(session, batch, search, max_length, num_return_sequences)
+    sequences, scores = run(session, batch, search)
     middle = time.perf_counter()
-    settings = search._asdict() | {"max_length": max_length, "num_return_sequences": num_return_sequences or None}
-    in_torch = beam_search(model, **batch, max_source_length_offset=output_limit_offset(model), **settings)
+    in_torch = beam_search(model, batch["input_ids"], batch["attention_mask"], search)
     seconds = middle - begun, time.perf_counter() - middle
     torch_sequences, torch_scores = (tensor.numpy() for tensor in in_torch)
     return Translations(sequences, scores, torch_sequences, torch_scores, seconds)
@@ -168,9 +159,7 @@ def difference_by_token(
     labels = torch.from_numpy(found).flatten(0, 1)
     is_token = labels != model.config.pad_token_id
     repeated = {name: tensor.repeat_interleave(beams, dim=0) for name, tensor in batch.items()}
-    decoder_input_ids = model.prepare_decoder_input_ids_from_labels(labels)
-    logits = model(**repeated, decoder_input_ids=decoder_input_ids, use_cache=False).logits.float()
-    log_probabilities = logits.log_softmax(dim=-1).gather(-1, labels[..., None])[..., 0]
+    log_probabilities = model.target_log_probabilities(labels, **repeated)
     totals = (log_probabilities * is_token).sum(dim=1).unflatten(0, (-1, beams)).numpy()
     lengths = is_token.sum(dim=1).unflatten(0, (-1, beams)).clip(min=1)
     penalties = cast(Tensor, gnmt_length_penalty(lengths.double(), alpha))
@@ -179,7 +168,7 @@ def difference_by_token(
 
 def attention_difference(session: Any, model: Model, batch: dict[str, Tensor], case: Case) -> float:
     """Return the largest difference of the best translations' attention weights from torch's."""
-    inputs = {name: tensor.numpy() for name, tensor in batch.items()} | search_inputs(case.search, case.max_length)
+    inputs = {name: tensor.numpy() for name, tensor in batch.items()} | graph_inputs(case.search)
     sequences, weights = session.run(["sequences", "cross_attentions"], inputs)
     best = torch.from_numpy(sequences[:, 0])
     per_layer = cross_attentions(model, batch, model.prepare_decoder_input_ids_from_labels(best))
@@ -210,4 +199,4 @@ def random_batch(model: Model, seed: int, sentences: int, longest: int) -> dict[
     for _ in range(sentences):
         length = int(torch.randint(1, longest + 1, (), generator=generator))
         rows.append([*words[torch.randint(len(words), (length,), generator=generator)].tolist(), end])
-    return padded(rows, pad)
+    return pad_batch(rows, pad)

@@ -3,7 +3,7 @@ import * as ort from "./vendor/ort.wasm.min.mjs";
 import { defaultSourceLimit, splitText } from "./sentences.js";
 import { ByteLevelBPE } from "./tokenizer.js";
 
-const NO_MAXIMUM = 1_000_000;
+const NO_LIMIT = 1_000_000; // as a lookahead: "never"
 const NO_HYPOTHESIS = -1e8; // scores below this mark empty slots of the search
 
 export class Translator {
@@ -12,6 +12,10 @@ export class Translator {
     // The defaults of generate().
     this.beams = generationConfig.num_beams ?? 1;
     this.alpha = generationConfig.length_penalty ?? 1;
+    this.lookahead = { never: NO_LIMIT, true: -1 }[generationConfig.early_stopping] ?? 0;
+    this.extraLength = generationConfig.extra_length ?? 50;
+    this.maxNewTokens = generationConfig.max_new_tokens ?? 0;
+    this.minNewTokens = generationConfig.min_new_tokens ?? 0;
     // onnxruntime-web hides inputs that have defaults: `export onnx --no-defaults` lets the page choose.
     this.hasSettings = session.inputNames.includes("num_beams");
     this.limit = defaultSourceLimit(generationConfig.max_source_length, config.max_position_embeddings);
@@ -58,10 +62,12 @@ export class Translator {
     const integer = (value) => new ort.Tensor("int64", BigInt64Array.of(BigInt(value)), []);
     const settings = {
       num_beams: integer(beams),
-      num_return_sequences: integer(beams),
-      max_length: integer(NO_MAXIMUM),
       length_penalty: new ort.Tensor("float32", Float32Array.of(this.alpha), []),
-      min_length: integer(0),
+      early_stopping: integer(this.lookahead),
+      num_return_sequences: integer(beams),
+      extra_length: integer(this.extraLength),
+      max_new_tokens: integer(this.maxNewTokens),
+      min_new_tokens: integer(this.minNewTokens),
     };
     const { sequences, scores, cross_attentions: attentions } = await this.session.run({
       input_ids: row(ids),

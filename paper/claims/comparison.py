@@ -5,12 +5,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from vaswani_transformer import Translator
-from vaswani_transformer.errors import InputError
-
 from training.evaluation_text import TEXT_KEYS
 from training.recipe import Recipe, load_recipe
 from training.train import train
+from vaswani_transformer import TorchTranslator
+from vaswani_transformer.errors import InputError
+
 from ..parallel import in_processes
 from ..table3 import RECIPE
 from .claim import Measurements, Setting
@@ -59,10 +59,10 @@ def runs_folder(setting: Setting) -> Path:
     return setting.output / "claims" / "runs"
 
 
-def train_and_load(recipe: Recipe, change: Change | None = None) -> Translator:
+def train_and_load(recipe: Recipe, change: Change | None = None) -> TorchTranslator:
     """Train a model, or resume or load it if it exists. Raises InputError if it was trained with another recipe."""
     train(recipe, change)
-    translator = Translator.from_pretrained(Path(recipe.output_dir))
+    translator = TorchTranslator.from_pretrained(Path(recipe.output_dir))
     if change is not None:
         change(translator.model)
     return translator

@@ -5,11 +5,11 @@ from typing import Any
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.significance import PairedTest
 
-from vaswani_transformer import Translator
-from vaswani_transformer.errors import InputError
-
 from training.average import average_weights
 from training.checkpoint_folders import regular_of_run
+from vaswani_transformer import TorchTranslator
+from vaswani_transformer.errors import InputError
+
 from ..plots import log_x_ticks, panels, plot_curves, plot_intervals
 from ..result_files import markdown
 from ..verdicts import FAILS, HOLDS, UNSURE, differences, mean_interval, plus_minus, verdict
@@ -24,7 +24,7 @@ def search_name(beam: int, alpha: float) -> str:
 
 def measure_beam_and_alpha(setting: Setting) -> Measurements:
     """Return {search: BLEU, its interval, and p of its difference from greedy search}."""
-    translator = Translator.from_pretrained(setting.run)
+    translator = TorchTranslator.from_pretrained(setting.run)
     searches = dict.fromkeys([(beam, 0.6) for beam in BEAMS] + [(4, alpha) for alpha in ALPHAS])
     systems = {
         search_name(beam, alpha): translator.translate(
@@ -87,7 +87,7 @@ def measure_averaging(setting: Setting) -> Measurements:
         raise InputError(f"--run {setting.run} has {len(folders)} checkpoints; averaging needs at least 2")
     nats: dict[str, list[float]] = {}
     systems: dict[str, list[str]] = {}
-    translator, text = Translator.from_pretrained(setting.run), setting.development
+    translator, text = TorchTranslator.from_pretrained(setting.run), setting.development
     for name, chosen in (("last", folders[-1:]), (f"average of {len(folders)}", folders)):
         translator.model.load_state_dict(average_weights(chosen), strict=False)
         translator.model.tie_weights()

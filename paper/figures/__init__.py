@@ -4,8 +4,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from vaswani_transformer import TorchTranslator
 from vaswani_transformer.attention_maps import attention_maps
-from vaswani_transformer.command_translator import load_translator
 
 from ..plots import save
 from ..result_files import command_line, provenance, write_result
@@ -23,7 +23,7 @@ def write_figures(output: Path, model: Path, numbers: list[int], source: str | N
 
     source: the sentence of Figures 3 to 5
     """
-    translator = load_translator(str(model), "cpu", "float32", download=False)
+    translator = TorchTranslator.from_pretrained(model, device="cpu", dtype="float32", local_files_only=True)
     paths = []
     for number in numbers:
         started = time.perf_counter()

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 
-from vaswani_transformer import Translator, gnmt_length_penalty
+from vaswani_transformer import TorchTranslator, gnmt_length_penalty
 
 from ..rnn import RnnWithAttention, beam_search
 from .constraint import SHARE_FOR_THE_LSTM, WellFormedTrees, brackets
 
 BEAMS, ALPHA, OFFSET = 21, 0.3, 300
-LOOKAHEAD = 20  # see `early_stopping` of generate()
+LOOKAHEAD = 20  # see `SearchSettings.lookahead`
 FEW_BEAMS = 4  # when a wide search takes too long
 
 
@@ -36,7 +36,7 @@ def parse(
 
     sentences: words separated by spaces;  batch: number of sentences in a batch
     """
-    translator = Translator.from_pretrained(folder)
+    translator = TorchTranslator.from_pretrained(folder)
     tokenizer, parses = translator.tokenizer, dict[int, Parse]()
     by_length = sorted(range(len(sentences)), key=lambda index: len(sentences[index].split()))
     for start in range(0, len(sentences), batch):
@@ -49,7 +49,7 @@ def parse(
             **source,
             num_beams=beams,
             length_penalty=ALPHA,
-            max_source_length_offset=OFFSET,
+            extra_length=OFFSET,
             early_stopping=LOOKAHEAD,
             logits_processor=LogitsProcessorList([allowed] if constrained else []),
             return_dict_in_generate=True,

@@ -25,9 +25,11 @@ const shape = [sources.length, longest];
 const integer = (value) => new ort.Tensor("int64", BigInt64Array.from([BigInt(value)]), []);
 const settings = {
   num_beams: integer(beams),
-  max_length: integer(1000000),
+  early_stopping: integer(1000000),
+  extra_length: integer(50),
+  max_new_tokens: integer(0),
   length_penalty: new ort.Tensor("float32", Float32Array.from([0.6]), []),
-  min_length: integer(0),
+  min_new_tokens: integer(0),
   num_return_sequences: integer(1),
 };
 const { sequences, scores } = await session.run({

@@ -1,6 +1,7 @@
 """Build model_text.onnx: the single graph with its tokenizer, from strings to strings.
 
-    text, num_beams, max_length, length_penalty, min_length, early_stopping -> translations, scores
+    text, num_beams, length_penalty, early_stopping, extra_length, max_new_tokens, min_new_tokens
+    -> translations, scores
 
 It needs ONNX Runtime and no other file. Two operators are ONNX Runtime extensions, not standard ones (see encode.py),
 so it does not replace `model.onnx`.
@@ -15,8 +16,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE, target_vocab_size
-from vaswani_transformer.onnx_translator import SEARCH_INPUT_DTYPES
-from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.search_vaswani_transformer import SearchSettings
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
 from ..graph_builder import GraphBuilder
 from .bpe import ByteLevelBPE
@@ -51,7 +52,7 @@ def add_tokenizer(graph: ModelProto, bpe: ByteLevelBPE, model: Model) -> ModelPr
     has_translation = after.And(after.Greater(scores, np.float32(VALID_ABOVE)), after.Not(is_blank))
     after.Where(has_translation, texts, b"", name="translations")
     after.Where(has_translation, scores, np.float32(0), name="scores")
-    settings = [value for value in search.input if value.name in SEARCH_INPUT_DTYPES and value.name != FIXED_INPUT]
+    settings = [value for value in search.input if value.name in vars(SearchSettings()) and value.name != FIXED_INPUT]
     tensors = [tensor for tensor in search.initializer if tensor.name != FIXED_INPUT]
     tensors += [numpy_helper.from_array(np.array(1), FIXED_INPUT), *before.own_initializers, *after.own_initializers]
     types = {"text": TensorProto.STRING, "translations": TensorProto.STRING, "scores": TensorProto.FLOAT}

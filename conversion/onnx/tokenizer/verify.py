@@ -8,10 +8,10 @@ import numpy as np
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE
-from vaswani_transformer.search_settings import search_settings_of
+from vaswani_transformer.onnx_translator import graph_inputs
+from vaswani_transformer.search_vaswani_transformer import SearchSettings
 
-from ..search_inputs import search_inputs
-from ..session import open_session, padded, run
+from ..session import open_session, pad_batch, run
 from ..verify import BATCH, EQUALLY_GOOD, raise_if_wrong, score_difference
 from .join import FIXED_INPUT
 
@@ -40,17 +40,18 @@ def verify_text(folder: Path, model: Model, tokenizer: Any, lines: list[str]) ->
     lines: texts besides EDGE_CASES; texts with more tokens than learned positions are skipped
     """
     by_ids, by_text = (open_session(folder / name) for name in ("model.onnx", "model_text.onnx"))
-    search, pad = search_settings_of(model.generation_config.to_dict()), cast(int, model.config.pad_token_id)
+    search = SearchSettings.from_generation_config(model.generation_config.to_dict())
+    pad = cast(int, model.config.pad_token_id)
     positions = model.config.learned_positions or math.inf
     encoded = [(text, cast(list[int], tokenizer(text, verbose=False)["input_ids"])) for text in [*EDGE_CASES, *lines]]
     encoded = [(text, ids) for text, ids in encoded if len(ids) <= positions]
     different = []
     for i in range(0, len(encoded), BATCH):
         texts, ids = zip(*encoded[i : i + BATCH], strict=True)
-        inputs = search_inputs(search) | {"text": np.array(texts, object)}
+        inputs = graph_inputs(search) | {"text": np.array(texts, object)}
         del inputs[FIXED_INPUT]
         found = zip(*(output.tolist() for output in by_text.run(["translations", "scores"], inputs)), strict=True)
-        sequences, scores = run(by_ids, padded(ids, pad), search, num_return_sequences=1)
+        sequences, scores = run(by_ids, pad_batch(list(ids), pad), search)
         for text, (ours, our_score), row, score in zip(texts, found, sequences[:, 0], scores[:, 0], strict=True):
             expected = tokenizer.decode(row.tolist(), skip_special_tokens=True)
             if not text or text.isspace() or score <= VALID_ABOVE:

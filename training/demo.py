@@ -15,10 +15,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .errors import InputError
-from .exit import exit_cleanly, print_error
-from .lines import read_lines
-from .programs import import_program, safe_environment
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.exit import exit_cleanly, print_error
+from vaswani_transformer.lines import read_lines
+from vaswani_transformer.programs import safe_environment
+
+from .demo_corpus.__main__ import write_parallel_text
 
 SENTENCE_KINDS = ("statement", "question", "negation", "inversion", "subordinate", "perfect", "date", "price")
 EXPORT_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
@@ -33,8 +35,7 @@ README = """# Files written by `vaswani-transformer demo`
 
 Run the same command again to resume an interrupted demo; it writes these files again.
 """
-# First lines of that file; version 0.1.0 wrote the second.
-TITLES = (README.partition("\n")[0].encode(), b"# What `vaswani-transformer demo` has written")
+TITLE = README.partition("\n")[0].encode()
 EXAMPLE_SENTENCE = "Tomorrow the old man is buying a red apple."
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -87,7 +88,7 @@ def demo(
 def write_corpus(folder: Path) -> list[tuple[str, str, str]]:
     """Write the bundled corpus as text; return the test set as (kind, English, German)."""
     corpus = folder / "corpus"
-    import_program("training", "demo_corpus.__main__").write_parallel_text(corpus)
+    write_parallel_text(corpus)
     return list(zip(*(read_lines(corpus / f"test.{column}") for column in ("kinds", "en", "de")), strict=True))
 
 
@@ -132,7 +133,7 @@ def show_next_commands(console: Console, folder: Path, exported: bool) -> None:
 def prepare_folder(folder: Path) -> None:
     """Create the folder or reuse that of an earlier demo. Raises InputError if it holds other files."""
     readme = folder / "README.md"
-    is_demo = readme.is_file() and readme.read_bytes().startswith(TITLES)
+    is_demo = readme.is_file() and readme.read_bytes().startswith(TITLE)
     if folder.is_dir() and any(folder.iterdir()) and not is_demo:
         raise InputError(f"{folder} is not empty and was not created by `demo`; choose a new folder")
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,8 @@ the pipeline and imports only the standard library.
 
 import re
 from collections.abc import Callable, Iterator
-from numbers import Integral
+
+from .search_vaswani_transformer import check_number
 
 # Subfolder of a model folder: the decoder's tokenizer, if the languages have separate vocabularies.
 TARGET_TOKENIZER = "target_tokenizer"
@@ -78,9 +79,7 @@ def source_limit(requested: int | None, trained_length: int | None, positions: i
     least, most = SHORTEST_MAX_SOURCE_LENGTH, positions or LONGEST_MAX_SOURCE_LENGTH
     if requested is None:
         return min(MAX_SOURCE_LENGTH if trained_length is None else max(trained_length, least), most)
-    if isinstance(requested, bool) or not isinstance(requested, Integral) or not least <= requested <= most:
-        raise ValueError(f"max_source_length is {requested!r}; it must be an integer between {least} and {most}")
-    return int(requested)
+    return check_number("max_source_length", requested, least, most)
 
 
 def split_text(text: str, limit: int, encode: Encode, sentences: bool = True) -> Iterator[tuple[list[int], str]]:
@@ -97,7 +96,7 @@ def split_text(text: str, limit: int, encode: Encode, sentences: bool = True) ->
             end = part_stop
 
 
-def joined_texts(first: str, separator: str, second: str) -> str:
+def join_texts(first: str, separator: str, second: str) -> str:
     """Join the translations of consecutive parts by the white space between the parts.
 
     Chinese and Japanese have none between sentences; if the translation's language does, it gets a space.

@@ -9,9 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .errors import UnavailableError
-from .exit import FIRST_ERROR, end_now, print_error
-from .programs import safe_environment
+from vaswani_transformer.errors import UnavailableError
+from vaswani_transformer.exit import FIRST_ERROR, end_now, print_error
+from vaswani_transformer.programs import safe_environment
 
 # Set when `launch` names a precision only because Accelerate requires one. Training then uses the precision of the
 # recipe or the machine.

@@ -1,0 +1,15 @@
+"""Options that several commands share."""
+
+from typing import Annotated, Literal
+
+import typer
+
+NumBeams = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy search; default: the model's.")]
+LengthPenalty = Annotated[float | None, typer.Option(help="alpha of ((5 + length) / 6)^alpha; default: the model's.")]
+BatchTokens = Annotated[int, typer.Option(help="Tokens times beams per batch; lower it to save memory.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.")]
+Dtype = Annotated[
+    Literal["float32", "bfloat16", "float16", "float64"] | None,
+    typer.Option(help="Precision of the weights; default: as saved."),
+]
+Backend = Annotated[Literal["torch", "onnx"], typer.Option(help="onnx reads a folder written by `export onnx`.")]

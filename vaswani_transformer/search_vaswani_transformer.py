@@ -1,0 +1,136 @@
+"""Settings of the search: one set for `generate()`, Translator and ONNX.
+
+It is published with every model and imports only the standard library.
+"""
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, SupportsIndex
+
+MAX_BEAMS = 1000
+# In this range float32 represents the penalty of a thousand tokens, and every score stays above -1e8 (VALID_ABOVE),
+# below which a slot counts as empty: log P = -10,000 becomes -1.7e6 with alpha -1.
+LENGTH_PENALTIES = (-1, 5)
+LONGEST_OUTPUT = 100_000  # tokens; the search allocates this much per hypothesis
+NO_MAXIMUM = 1_000_000  # as a lookahead: more tokens than any output has
+
+# Settings that only `generate()` applies, with their neutral values.
+ONLY_IN_GENERATE = {
+    "bad_words_ids": None,
+    "begin_suppress_tokens": None,
+    "constraints": None,
+    "diversity_penalty": 0.0,
+    "do_sample": False,
+    "dola_layers": None,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "exponential_decay_length_penalty": None,
+    "force_words_ids": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "guidance_scale": 1.0,
+    "max_time": None,
+    "min_length": 0,
+    "no_repeat_ngram_size": 0,
+    "num_beam_groups": 1,
+    "penalty_alpha": 0.0,
+    "renormalize_logits": False,
+    "repetition_penalty": 1.0,
+    "sequence_bias": None,
+    "stop_strings": None,
+    "token_healing": False,
+    "watermarking_config": None,
+}
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Settings of a search; the defaults are the paper's (Section 6.1).
+
+    Names and values are those of `generate()` and of the inputs of an exported graph; transformers alone has no
+    `extra_length`. Raises `ValueError` naming a setting that is out of range.
+
+    >>> SearchSettings(num_beams=8).length_penalty
+    0.6
+    """
+
+    num_beams: int = 4  # beam size; 1 is greedy search
+    length_penalty: float = 0.6  # alpha of the score log P / ((5 + length) / 6)^alpha, Equation (14) of Wu et al. 2016
+    early_stopping: bool | int | str = "never"  # when a sentence is done, see `lookahead`
+    num_return_sequences: int = 1  # translations of a sentence, best first; a smaller number may end the search sooner
+    extra_length: int = 50  # tokens that an output may have beyond those of its source (tensor2tensor: extra_length)
+    max_new_tokens: int | None = None  # or the most tokens of every output, </s> included
+    min_new_tokens: int = 0  # tokens before </s>
+
+    def __post_init__(self):
+        alpha, (least, most) = self.length_penalty, LENGTH_PENALTIES
+        if isinstance(alpha, bool) or not hasattr(alpha, "__float__") or not least <= alpha <= most:
+            raise ValueError(f"length_penalty is {alpha!r}; it must lie between {least} and {most} (paper: 0.6)")
+        integers = {
+            "num_beams": check_number("num_beams", self.num_beams, 1, MAX_BEAMS),
+            "extra_length": check_number("extra_length", self.extra_length, 0, LONGEST_OUTPUT),
+            "min_new_tokens": check_number("min_new_tokens", self.min_new_tokens, 0, LONGEST_OUTPUT),
+        }
+        if self.max_new_tokens is not None:
+            integers["max_new_tokens"] = check_number("max_new_tokens", self.max_new_tokens, 1, LONGEST_OUTPUT)
+        most_returned = integers["num_beams"]
+        integers["num_return_sequences"] = check_number(
+            "num_return_sequences", self.num_return_sequences, 1, most_returned, "num_beams"
+        )
+        if not isinstance(self.early_stopping, bool | str):
+            integers["early_stopping"] = check_number("early_stopping", self.early_stopping, 0, NO_MAXIMUM)
+        elif self.early_stopping not in (True, False, "never"):
+            raise ValueError(
+                f'early_stopping is {self.early_stopping!r}; it must be "never", true, false or a number of tokens'
+            )
+        for name, value in integers.items():  # numpy's integers become Python's
+            object.__setattr__(self, name, value)
+
+    @property
+    def lookahead(self) -> int:
+        """Return the tokens that a live hypothesis is assumed to grow by at most; an exported graph has it as input.
+
+        early_stopping   lookahead
+        "never"          NO_MAXIMUM: it may grow to its limit, as in the paper; no better hypothesis is lost
+        a number k       k
+        False            0, as in transformers
+        True             -1: a sentence is done when `num_beams` hypotheses have finished
+        """
+        if self.early_stopping == "never":
+            return NO_MAXIMUM
+        if isinstance(self.early_stopping, bool):
+            return -1 if self.early_stopping else 0
+        return int(self.early_stopping)
+
+    @classmethod
+    def from_generation_config(cls, config: Mapping[str, Any]) -> "SearchSettings":
+        """Return the settings in the content of generation_config.json, with the values of `generate()` for others.
+
+        `num_return_sequences` is left out: how many translations are returned is up to each call.
+        """
+        given = {field.name: config[field.name] for field in fields(cls) if config.get(field.name) is not None}
+        given.pop("num_return_sequences", None)
+        if not {"extra_length", "max_new_tokens"} & given.keys() and config.get("max_length") is not None:
+            given["max_new_tokens"] = config["max_length"] - 1  # without the start token
+        return cls(**{"num_beams": 1, "length_penalty": 1.0, "early_stopping": False} | given)
+
+
+def check_number(name: str, value: SupportsIndex, least: int, most: int, meaning: str = "") -> int:
+    """Return an integer, of Python or numpy, as an int. Raises `ValueError` if it is not one or outside its limits.
+
+    meaning: what the upper limit is, for the message
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    limits = f"between {least} and {most}" + (f" ({meaning})" if meaning else "")
+    if number is None:
+        raise ValueError(f"{name} is {value!r}; it must be an integer {limits}")
+    if not least <= number <= most:
+        raise ValueError(f"{name} is {value!r}; it must lie {limits}")
+    return number
+
+
+__all__ = ["SearchSettings"]

@@ -1,0 +1,79 @@
+"""Translate a large file in parts, which survive an interruption and can be shared among processes.
+
+Part k is the translation of the k-th `part_lines` lines. Process r of n translates parts r, r + n, ... into files of
+OUTPUT.parts, each of which appears when it is complete; the first process joins them. After an interruption, the same
+command translates the missing parts, with any number of processes.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from .atomic import atomic_file
+from .errors import InputError
+from .lines import open_output, read_lines
+from .model_folder import files_sha256, read_json_object, write_json
+from .sentences_vaswani_transformer import TARGET_TOKENIZER
+
+ABOUT = "about.json"  # what the parts are a translation of
+SECONDS_BETWEEN_LOOKS = 0.2
+
+# Lines, and the number of the first one -> the lines of the output.
+Translate = Callable[[list[str], int], Iterable[bytes]]
+
+
+def translate_file(
+    translate: Translate, source: Path, output: Path, part_lines: int, about: dict[str, Any], rank: int, ranks: int
+) -> None:
+    """Translate a file, or resume its translation.
+
+    about: what determines the translations, besides the text
+    rank, ranks: the number of this process, from 0, and of all processes
+    Raises InputError if OUTPUT.parts holds parts of another translation.
+    """
+    folder = output.with_name(f"{output.name}.parts")
+    claim_parts(folder, about | {"part_lines": part_lines, "input": files_sha256(source)})
+    parts, lines = [], read_lines(source)
+    while chunk := list(islice(lines, part_lines)):
+        number = len(parts)
+        parts.append(folder / f"part-{number:07}")
+        if number % ranks == rank and not parts[-1].is_file():
+            translated = translate(chunk, number * part_lines + 1)
+            with atomic_file(parts[-1]) as file:
+                file.writelines(translated)
+    if rank > 0:
+        return
+    while not all(part.is_file() for part in parts):  # a launcher ends this process if another one fails
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    with open_output(output) as out:
+        for part in parts:
+            with part.open("rb") as file:
+                shutil.copyfileobj(file, out)
+    shutil.rmtree(folder)
+
+
+def claim_parts(folder: Path, about: dict[str, Any]) -> None:
+    """Record what the parts in the folder are a translation of."""
+    path = folder / ABOUT
+    if path.is_file():
+        before = read_json_object(path)
+        if changed := [
+            f"{name} was {before.get(name)}, is {value}" for name, value in about.items() if before.get(name) != value
+        ]:
+            raise InputError(
+                f"{folder} holds parts of another translation ({'; '.join(changed)}); finish that one, or remove the "
+                "folder"
+            )
+    elif folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder} has no {ABOUT}, so its origin is unknown; move it away, or choose another --output")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(path, about)
+
+
+def model_sha256(folder: Path) -> str:
+    """Return a hash of the files that determine a model's translations: weights, settings, tokenizers."""
+    patterns = ("*.safetensors", "*.onnx*", "*config.json", "*tokenizer.json", f"{TARGET_TOKENIZER}/*.json")
+    return files_sha256(*sorted(path for pattern in patterns for path in folder.glob(pattern)))
