@@ -24,7 +24,7 @@ import typer
 from safetensors.torch import load_file
 
 from training.loss import linear_cross_entropy
-from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import SearchSettings, VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.beam_search import beam_search
 
 from .harness import report, run

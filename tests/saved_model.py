@@ -21,7 +21,7 @@ from filelock import FileLock
 from searches import MANY_AT_ONCE, OFFSET
 from transformers import PreTrainedTokenizerFast
 
-from vaswani_transformer import Translator, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import TorchTranslator, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
@@ -97,8 +97,8 @@ def folder(model_folder: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def translator() -> Translator:
-    return Translator(trained_model(), trained_tokenizer())
+def translator() -> TorchTranslator:
+    return TorchTranslator(trained_model(), trained_tokenizer())
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:

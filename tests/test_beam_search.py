@@ -8,6 +8,7 @@ from conftest import ModelMaker
 from searches import OFFSET, SWITCHES, batch_for, by_generate, by_search, check_same, stripped
 from torch import nn
 
+from vaswani_transformer import SearchSettings
 from vaswani_transformer.beam_search import beam_search
 
 
@@ -17,7 +18,8 @@ def compared(model: Any, batch: dict[str, Any], beams: int, alpha: float) -> int
 
 
 def best_of(model: Any, batch: dict[str, Any], **settings: Any) -> list[list[int]]:
-    sequences, _ = beam_search(model, **batch, extra_length=OFFSET, **settings)
+    search = SearchSettings(extra_length=OFFSET, **settings)
+    sequences, _ = beam_search(model, batch["input_ids"], batch["attention_mask"], search)
     return [stripped(row) for row in sequences[:, 0].tolist()]
 
 
@@ -60,25 +62,37 @@ def test_offloaded_layers_are_called(lively_model: ModelMaker) -> None:
     """Their weights are on no device until they run."""
     accelerate = pytest.importorskip("accelerate")
     batch = batch_for(lively_model(2), 2, count=5)
-    expected = beam_search(lively_model(2), **batch)[0]
+    expected = best_of(lively_model(2), batch)
     model = accelerate.cpu_offload(lively_model(2), execution_device=torch.device("cpu"))
     assert model.model.decoder.layers[0].self_attn.q_proj.weight.device.type == "meta"
-    assert torch.equal(beam_search(model, **batch)[0], expected)
+    assert best_of(model, batch) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_scores_are_float32(lively_model: ModelMaker, dtype: torch.dtype) -> None:
     """The scores of one token are the logarithms of a float32 softmax, not rounded to half precision."""
     model = lively_model(3).to(dtype)
-    _, scores = beam_search(model, **batch_for(model, 3, count=6), max_length=1)
+    search = SearchSettings(num_return_sequences=4, max_new_tokens=1)
+    _, scores = beam_search(model, *batch_for(model, 3, count=6).values(), search)
     assert scores.dtype == torch.float32
     assert (scores.to(dtype).float() != scores).float().mean() > 0.5
 
 
 def test_a_minimum_length_delays_the_end(lively_model: ModelMaker) -> None:
-    """`min_length` tokens before </s>, as transformers' `min_new_tokens`."""
     model = lively_model(0, end_at=2.0)
     batch = batch_for(model, 0, count=7)
-    assert min(map(len, best_of(model, batch))) < 5 <= min(map(len, best_of(model, batch, min_length=5)))
+    assert min(map(len, best_of(model, batch))) < 5 <= min(map(len, best_of(model, batch, min_new_tokens=5)))
     expected = model.generate(**batch, extra_length=OFFSET, min_new_tokens=5)
-    assert best_of(model, batch, min_length=5) == [stripped(row) for row in expected[:, 1:].tolist()]
+    assert best_of(model, batch, min_new_tokens=5) == [stripped(row) for row in expected[:, 1:].tolist()]
+
+
+def test_one_maximum_replaces_the_limits_of_the_sentences(lively_model: ModelMaker) -> None:
+    """Also where it is above the limit of a short sentence."""
+    model = lively_model(0)
+    with torch.no_grad():
+        model.lm_head.bias[2] = -1e4  # never ends a sentence
+    batch = batch_for(model, 0, count=7, longest=4)
+    for most in (2, 20):
+        found = best_of(model, batch, max_new_tokens=most)
+        assert max(map(len, found)) == most
+        assert found == [stripped(row) for row in model.generate(**batch, max_new_tokens=most)[:, 1:].tolist()]

@@ -249,7 +249,7 @@ def test_custom_processors_and_criteria_are_applied(lively_model: ModelMaker) ->
     ("field", "value"), [("num_beams", 0), ("length_penalty", float("nan")), ("early_stopping", -1)]
 )
 def test_impossible_settings_are_refused(lively_model: ModelMaker, field: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"`{field}` is {value}; it must"):
+    with pytest.raises(ValueError, match=f"{field} is {value}; it must"):
         lively_model(0).generate(torch.tensor([[5, 2]]), **{field: value})
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from saved_model import ENGLISH, VOCABULARY, change_json, trained_model
+from saved_model import ENGLISH, VOCABULARY, change_json, trained_model, trained_tokenizer
 
-from vaswani_transformer import Translator
+from vaswani_transformer import SearchSettings, Translator
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.loading import load_model, load_tokenizer
 from vaswani_transformer.model_folder import local_folder
@@ -138,7 +138,6 @@ def test_any_copy_of_the_tied_matrix_is_enough(folder):
         ("generation_config.json", "early_stopping", 7),
         ("generation_config.json", "early_stopping", -3),
         ("generation_config.json", "early_stopping", "sometimes"),
-        ("generation_config.json", "eos_token_id", VOCABULARY),
         ("generation_config.json", "suppress_tokens", [-1]),
     ],
 )
@@ -193,20 +192,35 @@ def test_omitted_search_settings_are_those_of_transformers(folder):
     path = folder / "generation_config.json"
     change_json(path, num_beams=None, length_penalty=None, early_stopping=None)
     translator = Translator.from_pretrained(folder, device="cpu")
-    assert translator.search == (1, 1.0, False)
+    assert translator.search == SearchSettings(1, 1.0, False)
     batch = translator.tokenizer(ENGLISH, return_tensors="pt", padding=True)
     found = translator.tokenizer.batch_decode(translator.model.generate(**batch), skip_special_tokens=True)
     assert translator.translate(ENGLISH) == found
     path.unlink()
-    assert Translator.from_pretrained(folder, device="cpu").search == (4, 0.6, 5)
+    assert Translator.from_pretrained(folder, device="cpu").search == SearchSettings()
 
 
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
 @pytest.mark.parametrize(
-    "early_stopping, lookahead, expected", [("never", None, 5), ("never", 0, 0), ("never", 9, 9), (True, 9, True)]
+    "settings",
+    [
+        {"early_stopping": "never"},
+        {"early_stopping": True, "num_beams": 3},
+        {"extra_length": 2, "min_new_tokens": 9, "length_penalty": 1.2},
+        {"max_new_tokens": 4, "early_stopping": False},
+    ],
 )
-def test_stopping_rule_comes_from_generation_config(folder, early_stopping, lookahead, expected):
-    change_json(folder / "generation_config.json", early_stopping=early_stopping, stopping_lookahead=lookahead)
-    assert Translator.from_pretrained(folder, device="cpu").search == (4, 0.6, expected)
+def test_one_file_gives_the_same_search_everywhere(exported, tmp_path, settings, backend):
+    shutil.copytree(exported / ("onnx" if backend == "onnx" else "model"), tmp_path / "copy")
+    change_json(tmp_path / "copy" / "generation_config.json", **settings)
+    model, tokenizer = trained_model(), trained_tokenizer()
+    expected = [
+        tokenizer.decode(
+            model.generate(**tokenizer([text], return_tensors="pt"), **settings)[0], skip_special_tokens=True
+        )
+        for text in ENGLISH
+    ]
+    assert Translator.from_pretrained(tmp_path / "copy", backend=backend, device="cpu").translate(ENGLISH) == expected
 
 
 class Bomb:

@@ -1,6 +1,5 @@
 """The single graph translates as `generate()` does for every configuration; other graphs are not written."""
 
-import itertools
 import re
 import shutil
 import subprocess
@@ -30,7 +29,6 @@ from searches import (
     matrices_of,
     session_of,
 )
-from vaswani_transformer.search_settings import NO_MAXIMUM
 
 from conversion.onnx import export as export_module
 from conversion.onnx.__main__ import main
@@ -39,6 +37,7 @@ from conversion.onnx.single_graph import export_single_graph
 from conversion.onnx.subgraphs import graphs_of
 from conversion.onnx.time_sentences import encoded_sentences, time_sentences
 from conversion.onnx.verify import verify
+from vaswani_transformer import SearchSettings
 from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.loading import load_model, load_tokenizer
 from vaswani_transformer.onnx_translator import OnnxTranslator
@@ -50,8 +49,9 @@ def compared_with_generate(model: Any, session: Any, seed: int) -> int:
     """Check that the graph and `generate()` agree; return the number of hypotheses."""
     batch, count = batch_for(model, seed), 0
     for beams, alpha in ((1, 0.6), (2, 2.0), (3, 0.0), (4, 0.6), (8, 1.0)):
-        required = {"max_length": NO_MAXIMUM, "min_length": 0, "num_return_sequences": beams}  # without defaults
-        ours = by_graph(session, batch, num_beams=beams, length_penalty=alpha, **required)
+        settings = {"num_return_sequences": beams, "extra_length": OFFSET, "early_stopping": "never"}
+        every = vars(SearchSettings(beams, alpha, **settings))  # a graph without defaults requires every setting
+        ours = by_graph(session, batch, **every)
         count += check_same(ours, by_generate(model, batch, beams, alpha))
     return count
 
@@ -99,7 +99,7 @@ def test_the_graph_has_standard_operators_and_documented_inputs(graph: onnx.Mode
     onnx.checker.check_model(graph, full_check=True)
     assert [(opset.domain, opset.version) for opset in graph.opset_import] == [("", 20)]
     assert not graph.functions
-    settings = ["num_beams", "max_length", "length_penalty", "min_length", "num_return_sequences", "early_stopping"]
+    settings = [*vars(SearchSettings())]
     names = ["input_ids", "attention_mask", *settings]
     assert [value.name for value in graph.graph.input] == names
     assert {tensor.name for tensor in graph.graph.initializer} & set(names) == set(settings)
@@ -130,25 +130,28 @@ def test_every_weight_is_in_the_file_once(model: Any, graph: onnx.ModelProto) ->
 
 
 def test_defaults_are_those_of_the_generation_config(model: Any, session: Any) -> None:
-    """Given only ids and mask, the search uses beam 4, alpha 0.6, |source| + 50 and a lookahead of 5 tokens."""
+    """Given only ids and mask, the search uses beam 4, alpha 0.6, |source| + 50 and the provable stopping rule."""
     batch = batch_for(model, 3, count=4)
-    expected = by_search(model, batch, beams=4, alpha=0.6, extra_length=50, early_stopping=5)
-    assert check_same(by_graph(session, batch, early_stopping=None), expected)
+    expected = by_search(model, batch, beams=4, alpha=0.6, extra_length=50, num_return_sequences=1)
+    assert check_same(by_graph(session, batch), expected)
 
 
-def test_stopping_rule_and_number_of_hypotheses_are_inputs(model: Any, session: Any) -> None:
+def test_every_setting_is_an_input(model: Any, session: Any) -> None:
     batch = batch_for(model, 0, count=12, longest=12)
-    for rule, wanted in itertools.product(("never", True, False, 2), (1, 3)):
-        settings = {"num_return_sequences": wanted, "early_stopping": rule}
-        expected = by_search(model, batch, beams=4, alpha=0.6, extra_length=50, **settings)
+    limits = [{"extra_length": 2}, {"max_new_tokens": 30}, {"extra_length": 9, "min_new_tokens": 11}]
+    for rule, wanted, limit in zip(
+        ("never", True, False, 2), (1, 3, 4, 2), [{"extra_length": 50}, *limits], strict=True
+    ):
+        settings = {"num_return_sequences": wanted, "early_stopping": rule, **limit}
+        expected = by_search(model, batch, beams=4, alpha=0.6, **settings)
         assert check_same(by_graph(session, batch, num_beams=4, **settings), expected)
 
 
 def test_length_limits_are_inputs(session: Any) -> None:
     batch = padded(random_sentences(3, 4, 300, 9))
-    short = by_graph(session, batch, max_length=3).tokens
+    short = by_graph(session, batch, max_new_tokens=3).tokens
     assert max(len(row) for sentence in short for row in sentence) == 3
-    long = by_graph(session, batch, min_length=9, max_length=12).tokens
+    long = by_graph(session, batch, min_new_tokens=9, max_new_tokens=12).tokens
     assert all(10 <= len(sentence[0]) <= 12 for sentence in long)
 
 
@@ -176,10 +179,10 @@ def test_the_readme_code_translates_without_torch(exported: Path) -> None:
 def test_the_readme_code_sets_required_inputs(two_vocabularies: Path) -> None:
     folder = two_vocabularies / "onnx"
     readme = (folder / "README.md").read_text(encoding="utf-8")
-    assert "its source tokens + 6 and at most 119 |" in readme and "scalar, optional | minimum" not in readme
+    assert "(here 6); the model has positions for 119 |" in readme and "scalar, optional" not in readme
     (expected,) = OnnxTranslator.from_pretrained(folder, device="cpu").translate(["The house is small."])
     code = readme.split("```python\n")[1].split("```")[0]
-    assert expected and output_of(code, folder) == (f"{expected}\n", "")  # early_stopping has a default
+    assert expected and output_of(code, folder) == (f"{expected}\n", "")
 
 
 def test_the_code_of_the_documentation_translates_without_warnings(exported: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from conversion.onnx.subgraphs import graphs_of
 from conversion.onnx.torch_export import CrossAttentions
 from conversion.onnx.verify import cross_attentions
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.beam_search import start
+from vaswani_transformer.beam_search import SettingTensors, start
 from vaswani_transformer.errors import ProofError
 from vaswani_transformer.loading import load_model
 from vaswani_transformer.onnx_translator import OnnxTranslator
@@ -78,10 +78,10 @@ def test_attention_of_a_full_pass_equals_torch(lively_model: ModelMaker, switche
     batch = batch_for(model, 0, count=4)
     best = torch.randint(3, 7, (4, length), generator=torch.Generator().manual_seed(0))
     best[1, length // 2 + 1 :] = PAD
-    alpha, lookahead, min_length = (torch.tensor(number) for number in (0.6, 5, 0))
+    settings = SettingTensors(*map(torch.tensor, (0.6, 5, OFFSET, 0, 0)))
     ids, mask = batch["input_ids"], batch["attention_mask"]
     with torch.no_grad():
-        memory, _, constants, _ = start(model, ids, mask, OFFSET, 2, alpha, lookahead, min_length)
+        memory, _, constants, _ = start(model, ids, mask, settings, beams=2, longest=ids.shape[1] + OFFSET)
         found = CrossAttentions(model)(memory, constants.positional_encoding, best[:, None]).numpy()
     np.testing.assert_allclose(found, expected_of(model, batch, best.numpy()), atol=1e-5)
 

@@ -5,15 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import NODE_MODULES, in_node
-from conversion.onnx.search_inputs import search_inputs
 from saved_model import ENGLISH, GERMAN
-from vaswani_transformer.search_settings import SearchSettings
 
 from conversion.onnx.export import export_single_folder, export_split_folder
 from conversion.onnx.session import open_session
 from conversion.onnx.tokenizer.verify import EDGE_CASES
-from vaswani_transformer import Translator
-from vaswani_transformer.onnx_translator import OnnxTranslator
+from vaswani_transformer import SearchSettings, Translator
+from vaswani_transformer.onnx_translator import OnnxTranslator, graph_inputs
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,7 +33,7 @@ def test_javascript_translates_as_python(model_folder: Path, tmp_path: Path, def
 
     texts = [text for text in [*SENTENCES, *EDGE_CASES] if "\0" not in text]
     found = in_node("translate_text.mjs", {"texts": texts, "num_beams": beams}, tmp_path / "onnx")
-    inputs = search_inputs(SearchSettings(beams, 0.6)) | {"text": np.array(texts, object)}
+    inputs = graph_inputs(SearchSettings(beams, 0.6)) | {"text": np.array(texts, object)}
     del inputs["num_return_sequences"]
     translations, scores = open_session(tmp_path / "onnx" / "model_text.onnx").run(["translations", "scores"], inputs)
     assert found["translations"] == translations.tolist()

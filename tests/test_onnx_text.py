@@ -14,13 +14,11 @@ from typing import Any, cast
 import numpy as np
 import onnx
 import pytest
-from conversion.onnx.search_inputs import search_inputs
 from onnx import TensorProto, helper, numpy_helper
 from saved_model import ENGLISH, GERMAN, already_exported, trained_tokenizer, untrained_model
 from searches import session_of
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
-from vaswani_transformer.search_settings import SearchSettings
 
 from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_single_folder
@@ -30,8 +28,9 @@ from conversion.onnx.tokenizer.decode import texts_of
 from conversion.onnx.tokenizer.encode import token_ids
 from conversion.onnx.tokenizer.join import add_tokenizer
 from conversion.onnx.tokenizer.verify import EDGE_CASES
+from vaswani_transformer import SearchSettings
 from vaswani_transformer.errors import InputError, ProofError
-from vaswani_transformer.onnx_translator import SEARCH_INPUT_DTYPES, OnnxTranslator, as_search_inputs
+from vaswani_transformer.onnx_translator import OnnxTranslator, graph_inputs
 from vaswani_transformer.tokenization import train_tokenizer
 
 pytestmark = pytest.mark.timeout(1200)  # an export takes 20 seconds of an idle processor, and minutes of a busy one
@@ -227,7 +226,7 @@ def echo() -> onnx.ModelProto:
     op = GraphBuilder("echo.")
     op.Unsqueeze("input_ids", [1], name="sequences")
     op.Cast(op.ReduceSum("attention_mask", [1]), to=TensorProto.FLOAT, name="scores")
-    settings = search_inputs(SearchSettings(1, 0.6))
+    settings = graph_inputs(SearchSettings(1, 0.6))
     defaults = [numpy_helper.from_array(value, name) for name, value in settings.items()]
     inputs = [helper.make_tensor_value_info(name, 7, ["batch", "source"]) for name in ("input_ids", "attention_mask")]
     inputs += [helper.make_tensor_value_info(value.name, value.data_type, []) for value in defaults]
@@ -243,7 +242,7 @@ def test_text_survives_a_search_that_copies_its_source(folder: Path) -> None:
     session = session_of(complete)
     assert [value.name for value in session.get_inputs()] == ["text"]
     optional = [value.name for value in session.get_overridable_initializers()]
-    assert sorted(optional) == sorted(set(SEARCH_INPUT_DTYPES) - {"num_return_sequences"})
+    assert sorted(optional) == sorted(set(vars(SearchSettings())) - {"num_return_sequences"})
     texts = [*EDGE_CASES, *ENGLISH, *GERMAN]
     translations, scores = session.run(["translations", "scores"], {"text": np.array(texts, object)})
     blank = [not text or text.isspace() for text in texts]
@@ -255,9 +254,10 @@ def test_text_survives_a_search_that_copies_its_source(folder: Path) -> None:
 # ---- with a search ---------------------------------------------------------------------------------------------
 
 
-def translated(folder: Path, texts: list[str], **settings: float) -> tuple[list[str], list[float]]:
+def translated(folder: Path, texts: list[str], **settings: Any) -> tuple[list[str], list[float]]:
     session = session_of(str(folder / "model_text.onnx"))
-    inputs = as_search_inputs(settings) | {"text": np.array(texts, object)}
+    changed = {name: value for name, value in graph_inputs(SearchSettings(**settings)).items() if name in settings}
+    inputs = changed | {"text": np.array(texts, object)}
     translations, scores = session.run(["translations", "scores"], inputs)
     return translations.tolist(), scores.tolist()
 
@@ -279,7 +279,7 @@ def test_both_files_give_the_same_translations(exported: Path, tmp_path: Path, p
         rows = reference.translate(texts, return_scores=True, **settings)
         assert translations == [row[0].text for row in rows]
         assert scores == pytest.approx([row[0].score for row in rows], abs=1e-5)
-    shortest, _ = translated(out, ENGLISH, max_length=3)
+    shortest, _ = translated(out, ENGLISH, max_new_tokens=3)
     assert all(reference.tokenizer.encode(text).ids[:-1][3:] == [] for text in shortest)
     longer = (out / "model_text.onnx").stat().st_size - (out / "model.onnx").stat().st_size
     assert 0 < longer < 200_000

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from saved_model import ENGLISH
 from transformers import PreTrainedTokenizerFast
-from vaswani_transformer.search_settings import SearchSettings
 
 from training import demo_corpus
-from vaswani_transformer import Translator
+from vaswani_transformer import SearchSettings, TorchTranslator
 from vaswani_transformer.sentences_vaswani_transformer import join_texts, sentence_spans, source_limit, split_text
 from vaswani_transformer.tokenization import train_tokenizer
 
@@ -138,17 +137,17 @@ def test_a_space_joins_translations_only_in_languages_that_have_it() -> None:
     assert json.loads(node("--input-type=module", "--eval", program).stdout) == expected
 
 
-def test_every_sentence_of_a_text_is_translated(translator: Translator) -> None:
+def test_every_sentence_of_a_text_is_translated(translator: TorchTranslator) -> None:
     one_by_one = translator.translate([ENGLISH[0], ENGLISH[1]])
     text = f"{ENGLISH[0]}\n\n {ENGLISH[1]}"
     assert translator.translate([text]) == ["\n\n ".join(one_by_one)]
     ((whole, _),) = split_text(text, 256, translator._encode, sentences=False)
-    expected = translator._search([whole], SearchSettings(4, 0.6), 1)[0][0].text
+    expected = translator._search([whole], SearchSettings(4, 0.6))[0][0].text
     assert translator.translate([text], split_sentences=False) == [expected]
 
 
 def test_the_longest_training_sentence_limits_the_parts(
-    translator: Translator, monkeypatch: pytest.MonkeyPatch
+    translator: TorchTranslator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(translator, "trained_length", 12)
     text = " ".join(ENGLISH).replace(".", ",")

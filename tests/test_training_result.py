@@ -40,7 +40,7 @@ def test_altered_weights_are_refused(uninterrupted, tmp_path):
     """A flipped bit in the weights changes translations without any other sign; settings may be edited."""
     shutil.copytree(uninterrupted(1)[0], tmp_path / "model", ignore=shutil.ignore_patterns("checkpoints", "corpus"))
     change_json(tmp_path / "model/generation_config.json", num_beams=2)
-    assert Translator.from_pretrained(tmp_path / "model").search_settings(None, None)[0] == 2
+    assert Translator.from_pretrained(tmp_path / "model").search.num_beams == 2
     flip_a_bit(tmp_path / "model/model.safetensors")
     with pytest.raises(BrokenFileError, match="model.safetensors has been altered .its sha256 differs from manifest"):
         Translator.from_pretrained(tmp_path / "model")

@@ -66,6 +66,13 @@ class ModelFolder:
         Raises BrokenFileError for a setting that is out of range, InputError for one that only `generate()` applies.
         """
         given, file = self.generation_config, self.path / "generation_config.json"
+        for field in ("decoder_start_token_id", "pad_token_id", "eos_token_id"):
+            value, known = given.get(field), self.config[field]
+            if value is not None and value not in (known, [known]):
+                raise InputError(
+                    f"{file}: {field} is {value}, but {known} in config.json: generate() reads the first value, "
+                    "Translator and ONNX the second; set both to the same value"
+                )
         for name, neutral in ONLY_IN_GENERATE.items():
             value = given.get(name)
             if value is not None and value != neutral:
@@ -309,18 +316,11 @@ def no_config(folder: Path) -> str:
 
 
 def read_generation_config(path: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Read generation_config.json. Raises BrokenFileError naming the entry, and InputError.
+    """Read generation_config.json. Raises BrokenFileError naming the entry.
 
     config: the content of config.json beside it
     """
     settings = read_json_object(path)
-    for field in ("decoder_start_token_id", "pad_token_id", "eos_token_id"):
-        value, known = settings.get(field), config[field]
-        if value is not None and value not in (known, [known]):
-            raise InputError(
-                f"{path}: {field} is {value}, but {known} in config.json: generate() reads the first value, Translator "
-                "and ONNX the second; set both to the same value"
-            )
     largest = (config.get("decoder_vocab_size") or config["vocab_size"]) - 1
     suppressed = settings.get("suppress_tokens") or []
     if not isinstance(suppressed, list) or not all(

@@ -958,13 +958,14 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         kwargs.pop("extra_length", None)  # which transformers does not know
         if kwargs.get("max_length") is not None or kwargs.get("max_new_tokens") is not None:
             return True
-        own = self.generation_config
-        if own.max_new_tokens is not None or (own.max_length is not None and not hasattr(own, "extra_length")):
+        own, of_call = self.generation_config, generation_config
+        has_extra_length = [getattr(config, "extra_length", None) is not None for config in (own, of_call)]
+        if own.max_new_tokens is not None or (own.max_length is not None and not has_extra_length[0]):
             return True
-        if generation_config is None:
+        if of_call is None:
             return False
-        default = 20 if hasattr(generation_config, "extra_length") else None
-        return generation_config.max_new_tokens is not None or generation_config.max_length not in (None, default)
+        default = 20 if has_extra_length[1] else None
+        return of_call.max_new_tokens is not None or of_call.max_length not in (None, default)
 
     def _prompt_length(self, prompt: Tensor | None) -> int:
         """Return the decoder prompt's length in tokens; transformers prepends a missing start token."""

@@ -1,5 +1,7 @@
 """Translate texts with torch, and compute the probability of given translations."""
 
+from __future__ import annotations
+
 import math
 import sys
 from collections.abc import Sequence
@@ -81,7 +83,7 @@ class TorchTranslator(Translator):
         dtype: str | torch.dtype | None = None,
         revision: str | None = None,
         local_files_only: bool = False,
-    ) -> "TorchTranslator":
+    ) -> TorchTranslator:
         """Load a model folder, or the repository `owner/name` of the Hub.
 
         device: None for a GPU if there is one.
@@ -91,10 +93,11 @@ class TorchTranslator(Translator):
         Raises InputError, BrokenFileError or UnavailableError naming the file that cannot be used, and why.
         """
         folder = ModelFolder(local_folder(folder_or_repo, revision, local_files_only))
-        model, second = load_model(folder, device, dtype), folder.path / TARGET_TOKENIZER
+        search, second = folder.search, folder.path / TARGET_TOKENIZER
+        model = load_model(folder, device, dtype)
         target = load_tokenizer(second, model.config, target=True) if folder.has_target_tokenizer else None
         translator = cls(model, load_tokenizer(folder.path, model.config), target)
-        translator.search = folder.search  # which also refuses what only `generate()` applies
+        translator.search = search
         return translator
 
     def description(self) -> str:

@@ -11,7 +11,6 @@ from onnx import ModelProto
 from onnx.external_data_helper import set_external_data
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.loading import load_model, load_tokenizer, weight_files
 from vaswani_transformer.model_folder import (
@@ -22,7 +21,6 @@ from vaswani_transformer.model_folder import (
     plain_tokenizer,
     write_json,
 )
-from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
 from ..save import new_folder
@@ -70,9 +68,10 @@ def export_single_folder(
     """
     lines = None if sentences is None else list(read_lines(sentences))
     with new_folder(folder) as unfinished:
-        model = load_model(model_folder, device="cpu", dtype=torch.float32)
-        assert ModelFolder(model_folder).search  # which refuses what only `generate()` applies
-        tokenizer = check_and_load_tokenizer(model_folder, model, required=lines is not None)
+        source = ModelFolder(model_folder)
+        assert source.search  # which refuses what only `generate()` applies
+        model = load_model(source, device="cpu", dtype=torch.float32)
+        tokenizer = check_and_load_tokenizer(source, model, required=lines is not None)
         encoded = None if lines is None else encoded_sentences(lines, tokenizer, model, str(sentences))
         bpe = load_byte_level_bpe(model_folder, model) if text else None
         on_stage("exporting the model")
@@ -120,7 +119,7 @@ def export_split_folder(
         model = load_model(model_folder, device="cpu", dtype=torch.float32)
         if library:
             check_as_marian(model, model_folder, library)
-        check_and_load_tokenizer(model_folder, model)
+        check_and_load_tokenizer(ModelFolder(model_folder), model)
         on_stage("exporting the model")
         end = cast(int, model.config.eos_token_id) if library == "transformers.js" else None
         graphs = export_split(half_if_fp16(model, precision), attention, end)
@@ -143,21 +142,15 @@ def half_if_fp16(model: Model, precision: str) -> Model:
     return copy.deepcopy(model).half() if precision == "fp16" else model
 
 
-def check_and_load_tokenizer(model_folder: Path, model: Model, required: bool = False) -> Any:
+def check_and_load_tokenizer(folder: ModelFolder, model: Model, required: bool = False) -> Any:
     """Check the folder's tokenizers and return the source tokenizer, or None if there is none.
 
     required: raise BrokenFileError if there is none
     """
-    config, exists = model.config, (model_folder / "tokenizer.json").exists()
-    tokenizer = load_tokenizer(model_folder, config) if exists or required else None
-    if (model_folder / TARGET_TOKENIZER).is_dir():
-        load_tokenizer(model_folder / TARGET_TOKENIZER, config, target=True)
-    elif exists and target_vocab_size(config) != config.vocab_size:
-        raise InputError(
-            f"{model_folder}: the model has {config.vocab_size} source and {target_vocab_size(config)} target tokens "
-            f"but one tokenizer; add the target's as {TARGET_TOKENIZER}/tokenizer.json"
-        )
-    return tokenizer
+    if not (required or (folder.path / "tokenizer.json").exists()):
+        return None
+    assert folder.target_tokenizer  # which raises an error if it is missing or of another model
+    return load_tokenizer(folder.path, model.config)
 
 
 def remove_defaults(graph: ModelProto, inputs: Container[str]) -> None:
