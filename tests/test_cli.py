@@ -19,11 +19,11 @@ from saved_model import ENGLISH, GERMAN, VOCABULARY, change_json, saved_model, t
 from training_runs import SMALL, options_of
 from transformers import AutoTokenizer
 
-from vaswani_transformer import Translator, __version__
+from vaswani_transformer import TorchTranslator, Translator, __version__
 from vaswani_transformer.cli import main
 
 ROOT = Path(__file__).parents[1]
-SCRIPT = ["-c", "import sys; sys.argv[0] = 'vaswani-transformer'; from vaswani_transformer.cli import main; main()"]
+SCRIPT = ["-c", "import sys; from vaswani_transformer.cli import main; main()"]
 COMMANDS = "demo tokenizer train evaluate translate score average plan paper convert push doctor".split()
 LINES = [ENGLISH[0], "", "  ", *ENGLISH[1:], "zwölf", "</s> <pad>", "日本語 🙂"]
 
@@ -50,7 +50,7 @@ def translate(exported) -> list[str]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[str]:
-    return Translator(trained_model(), trained_tokenizer()).translate(LINES)
+    return TorchTranslator(trained_model(), trained_tokenizer()).translate(LINES)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_help_imports_no_heavy_package():
     """Checks imports instead of time, which depends on the load (0.1 to 0.2 seconds when idle)."""
     heavy = {"torch", "transformers", "tokenizers", "numpy", "accelerate", "huggingface_hub", "onnxruntime"}
     program = (
-        "import sys; sys.argv[0] = 'vaswani-transformer'; from vaswani_transformer.cli import main\n"
+        "import sys; from vaswani_transformer.cli import main\n"
         "for words in sys.argv[1:]:\n"
         "    main([*words.split(), '--help'])\n"
         f"    assert not {heavy} & set(sys.modules), words\n"
@@ -203,9 +203,9 @@ def test_line_breaks_in_a_translation_become_spaces(tmp_path, source):
         ("--output no/where", 2, "the folder no does not exist"),
         ("--output {source}", 2, "is the input file; give another name"),
         ("--num-beams 0", 2, "num_beams is 0"),
-        ("--n-best 9", 2, "n_best is 9; it must lie between 1 and 4 (num_beams)"),
-        ("--n_best 3 --num_beams=2", 2, "n_best is 3; it must lie between 1 and 2 (num_beams)"),
-        ("--threads 2", 2, "torch has the environment variable OMP_NUM_THREADS, and --dtype"),
+        ("--n-best 9", 2, "num_return_sequences is 9; it must lie between 1 and 4 (num_beams)"),
+        ("--n_best 3 --num_beams=2", 2, "num_return_sequences is 3; it must lie between 1 and 2 (num_beams)"),
+        ("--threads 2", 2, "threads is for the ONNX backend; torch has OMP_NUM_THREADS"),
         ("--early-stopping often", 2, "early_stopping is 'often'"),
         ("--output {source}.de --chunk-lines 1 --max-characters 20", 2, "line 4 has 49 characters"),
         ("--device toaster", 2, "toaster"),
@@ -220,19 +220,18 @@ def test_a_wrong_option_is_a_one_line_error(model_folder, source, refused, argum
 
 def test_a_missing_model_is_not_looked_up_on_the_network(refused, monkeypatch):
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the network was asked"))
-    expected = "error: --model owner/model: no such folder; a repository of the Hub needs --download\n"
+    expected = "error: owner/model: no such folder; a repository of the Hub must be downloaded (--download)\n"
     assert refused(main, ["translate", "--model", "owner/model"]) == expected
 
 
-def test_an_exported_folder_hints_at_the_onnx_backend(tmp_path, refused):
-    (tmp_path / "model.onnx").touch()
-    line = refused(main, ["translate", "--model", tmp_path])
+def test_an_exported_folder_hints_at_the_onnx_backend(exported, refused):
+    line = refused(main, ["translate", "--model", exported / "onnx"])
     assert "holds an ONNX export; " in line and "--backend onnx" in line
 
 
 def test_score_prints_the_log_probability_of_each_pair(model_folder, parallel, capfdbinary):
     options = ["score", "--model", model_folder, "--source", parallel[0], "--target", parallel[1], "--device", "cpu"]
-    forced = Translator(trained_model(), trained_tokenizer()).score(ENGLISH, GERMAN)
+    forced = TorchTranslator(trained_model(), trained_tokenizer()).score(ENGLISH, GERMAN)
     rows = columns_of(capfdbinary, *options)
     assert [float(total) for total, _ in rows] == pytest.approx([pair.total for pair in forced], abs=1e-4)
     assert [int(count) for _, count in rows] == [len(pair.tokens) for pair in forced]
@@ -312,8 +311,8 @@ time.sleep(600)
 LAUNCH = """
 import sys
 from pathlib import Path
-sys.argv[0] = "vaswani-transformer"
-from vaswani_transformer import launch, programs
+from vaswani_transformer import programs
+from training import launch
 programs.repository_root = lambda: Path(sys.argv[1])
 raise SystemExit(launch.launch("training", sys.argv[2:], 2))
 """
@@ -324,6 +323,7 @@ def test_a_signal_reaches_every_training_process_once(tmp_path, number):
     (tmp_path / "training").mkdir()
     (tmp_path / "training" / "__init__.py").touch()
     (tmp_path / "training" / "__main__.py").write_text(PROGRAM)
+    shutil.copy(ROOT / "training" / "launch.py", tmp_path / "training")
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCH, tmp_path, "--config", "a b", "--", "-x"],
         env=ENVIRONMENT | {"HF_HOME": str(tmp_path)},

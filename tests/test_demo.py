@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import wait_until
 
-from training import demo_corpus
-from vaswani_transformer import Translator, demo
+from training import demo, demo_corpus
+from vaswani_transformer import Translator
 
 COMMAND = Path(sys.executable).with_name("vaswani-transformer")
 

@@ -8,7 +8,7 @@ from saved_model import ENGLISH, GERMAN, trained_tokenizer, untrained_model
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 from transformers import pipeline as typed_pipeline
 
-from vaswani_transformer import Translator
+from vaswani_transformer import TorchTranslator
 
 pipeline: Any = typed_pipeline  # typed for the tasks of transformers only
 TEXTS = [*ENGLISH, "The cat is cold.", "Two apples"]
@@ -22,12 +22,6 @@ def translate(model_folder) -> Any:
 
 def texts(translations: list[dict[str, Any]]) -> list[str]:
     return [translation["translation_text"] for translation in translations]
-
-
-def test_names_with_languages_are_accepted(folder, translate):
-    assert pipeline("translation_en_to_de", model=str(folder), device="cpu")(TEXTS[:1]) == translate(TEXTS[:1])
-    with pytest.raises(KeyError, match="translation_en"):
-        pipeline("translation_en", model=str(folder), device="cpu")
 
 
 def test_arguments_of_transformers_4_work_or_are_refused(translate):
@@ -122,9 +116,9 @@ def test_long_texts_are_translated_like_the_translator(translate, translator):
 def test_learned_positions_limit_the_parts():
     model = untrained_model(position_embedding_type="learned", max_position_embeddings=12).eval()
     translate = pipeline("translation", model=model, tokenizer=trained_tokenizer(), device="cpu")
-    assert texts(translate([LONG])) == Translator(model, trained_tokenizer()).translate([LONG])
+    assert texts(translate([LONG])) == TorchTranslator(model, trained_tokenizer()).translate([LONG])
     for length in (13, 9.5):
-        with pytest.raises(ValueError, match=f"max_source_length is {length}; it must be an integer between 8 and 12"):
+        with pytest.raises(ValueError, match=f"max_source_length is {length}; it must .* between 8 and 12"):
             translate(LONG, max_source_length=length)
 
 

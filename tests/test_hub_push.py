@@ -33,7 +33,7 @@ FILES = {
     "README.md", "config.json", "generation_config.json", "model.safetensors",
     "tokenizer.json", "tokenizer_config.json",
     "configuration_vaswani_transformer.py", "modeling_vaswani_transformer.py", "pipeline_vaswani_transformer.py",
-    "text_vaswani_transformer.py",
+    "search_vaswani_transformer.py", "sentences_vaswani_transformer.py",
 }  # fmt: skip
 ROW = {
     "date": "2026-11-21", "commit": "abc1234", "command": PUBLISHED_COMMAND, "hardware": "2 cores of a test",
@@ -168,7 +168,7 @@ def test_other_files_of_the_folder_are_not_published(trained, hub, capsys):
     push(trained, REPO)
     output = capsys.readouterr().out
     assert "not published: checkpoints/, metrics.jsonl, run.json, training_args.bin" in output
-    assert f"{REPO}, revision main, would be created, public: one commit with 10 of 10 files" in output
+    assert f"{REPO}, revision main, would be created, public: one commit with 11 of 11 files" in output
     assert "dry run: nothing was uploaded; add --yes to push" in output
     assert not hub.repos and {method for method, _, _ in hub.log} == {"GET"}
     assert set(re.findall(r"^new +[\d,]+  (.*)$", output, re.MULTILINE)) == FILES

@@ -175,7 +175,11 @@ def test_numpy_integers_are_accepted_as_settings(translator: Any, by_torch: Torc
         ("config.json", {"vocab_size": 999, "decoder_vocab_size": 999}, "vocab_size 300, but .*config.json has 999"),
         ("config.json", {"pad_token_id": -1}, "pad_token_id is -1"),
         ("config.json", {"eos_token_id": 7}, "does not end a sentence"),
-        ("generation_config.json", {"early_stopping": 7}, "generation_config.json: early_stopping is 7; it must be"),
+        (
+            "generation_config.json",
+            {"early_stopping": 7},
+            "generation_config.json: early_stopping is 7; here it must be",
+        ),
         ("tokenizer.json", None, "tokenizer.json: no such file"),
     ],
 )

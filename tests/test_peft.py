@@ -26,7 +26,7 @@ from saved_model import ENGLISH, GERMAN, change_json, trained_model, trained_tok
 from torch import Tensor
 
 from hub.contents import model_files
-from vaswani_transformer import Translator, VaswaniTransformerForConditionalGeneration, cli
+from vaswani_transformer import TorchTranslator, Translator, VaswaniTransformerForConditionalGeneration, cli
 from vaswani_transformer.attention_maps import attention_maps
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import load_config
@@ -69,7 +69,7 @@ def generated(model: Any, **inputs: Tensor) -> list[str]:
 
 def translated(model: Any) -> list[str]:
     """Return the translations of Translator, with the stopping rule of generate()."""
-    return Translator(model, trained_tokenizer()).translate(ENGLISH, early_stopping="never")
+    return TorchTranslator(model, trained_tokenizer()).translate(ENGLISH, early_stopping="never")
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
@@ -98,8 +98,8 @@ def test_scores_and_attention_are_those_of_the_merged_model():
     adapted = adapted_model(ADAPTERS["DoRA"])
     merged = copy.deepcopy(adapted).merge_and_unload()
     tokenizer = trained_tokenizer()
-    ours, theirs = (Translator(model, tokenizer).score(ENGLISH, GERMAN) for model in (adapted, merged))
-    without = Translator(trained_model(), tokenizer).score(ENGLISH, GERMAN)
+    ours, theirs = (TorchTranslator(model, tokenizer).score(ENGLISH, GERMAN) for model in (adapted, merged))
+    without = TorchTranslator(trained_model(), tokenizer).score(ENGLISH, GERMAN)
     for decoding, expected, base in zip(ours, theirs, without, strict=True):
         assert decoding.log_probabilities == pytest.approx(expected.log_probabilities, abs=1e-4)
         assert abs(decoding.total - base.total) > 1
@@ -109,10 +109,10 @@ def test_scores_and_attention_are_those_of_the_merged_model():
 
 def test_a_translator_follows_changes_of_the_active_adapter():
     adapted = adapted_model(ADAPTERS["LoRA"])
-    translator = Translator(adapted, trained_tokenizer())
+    translator = TorchTranslator(adapted, trained_tokenizer())
     expected = translator.translate(ENGLISH)
     with adapted.disable_adapter():
-        assert translator.translate(ENGLISH) == Translator(trained_model(), trained_tokenizer()).translate(ENGLISH)
+        assert translator.translate(ENGLISH) == TorchTranslator(trained_model(), trained_tokenizer()).translate(ENGLISH)
     assert translator.translate(ENGLISH) == expected
 
 
@@ -129,7 +129,7 @@ def test_a_translator_follows_changes_of_the_active_adapter():
 )
 def test_an_adapter_with_parts_outside_the_layers_is_refused(config, remedy):
     with pytest.raises(InputError, match=rf"has a {config.peft_type.value} adapter, .*; {re.escape(remedy)}$"):
-        Translator(adapted_model(config), trained_tokenizer())
+        TorchTranslator(adapted_model(config), trained_tokenizer())
 
 
 def test_generate_puts_a_tuned_prompt_before_the_source():

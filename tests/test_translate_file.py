@@ -1,22 +1,20 @@
-"""training/translate.py: translates a corpus in shards, with several processes, and resumes."""
+"""`translate` of a file: in parts, by several processes, resumed after an interruption."""
 
-import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 
 import pytest
-from conftest import write_lines
+from conftest import wait_until, write_lines
 from saved_model import ENGLISH, GERMAN, saved_model
-from training.translate import _files_of
-from training.translate import main as translate
-from training_child import TrainingProcess
 
 from vaswani_transformer import Translator
-from vaswani_transformer.model_folder import files_sha256
+from vaswani_transformer.cli import main
 
 LINES = 47
-SHARD = 5
+PART = 5
 
 
 @pytest.fixture(scope="module")
@@ -28,114 +26,133 @@ def work(tmp_path_factory):
     words = " ".join(ENGLISH + GERMAN).split()
     lines = [" ".join(choose.choices(words, k=choose.randint(0, 6))) for _ in range(LINES)]
     write_lines(folder / "text", lines)
-    expected = Translator.from_pretrained(folder / "model", device="cpu").translate(lines, split_sentences=False)
+    expected = Translator.from_pretrained(folder / "model", device="cpu").translate(lines)
     assert len(set(expected)) > 5
     return folder, expected
 
 
-def words_of(values):
-    values = dict(values)
-    return [str(values.pop("model")), *(word for key, value in values.items() for word in (f"--{key}", str(value)))]
+@pytest.fixture
+def words(work, tmp_path):
+    """words(option=value, ...) -> the command line."""
+
+    def words(**options) -> list[str]:
+        values = {"model": work[0] / "model", "input": work[0] / "text", "output": tmp_path / "out", "device": "cpu"}
+        values |= {"chunk-lines": PART} | options
+        return ["translate", *(word for key, value in values.items() for word in (f"--{key}", str(value)))]
+
+    return words
 
 
 @pytest.fixture
-def start(work, tmp_path):
+def start(words):
     running = []
 
-    def run(ranks: int = 1, fault=None, **flags) -> TrainingProcess:
-        values = {"model": work[0] / "model", "input": work[0] / "text", "output": tmp_path / "out"}
-        words = words_of(values | {"shard-lines": SHARD} | flags)
-        running.append(TrainingProcess(words, tmp_path / f"{len(running)}.log", ranks, fault, "translate"))
+    def run(rank: int = 0, ranks: int = 1, **options) -> subprocess.Popen:
+        environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "vaswani_transformer", *words(**options)]
+        running.append(subprocess.Popen(command, env=environment))
         return running[-1]
 
     yield run
     for process in running:
         process.kill()
+        process.wait()
 
 
 def lines_of(path):
     return path.read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_every_line_is_translated_in_order(start, work, tmp_path, ranks):
-    start(ranks).ends()
+def test_processes_share_the_parts_and_keep_the_order(start, work, tmp_path):
+    processes = [start(rank, 2) for rank in range(2)]
+    assert [process.wait(timeout=300) for process in processes] == [0, 0]
     assert lines_of(tmp_path / "out") == work[1]
-    assert not (tmp_path / "out.shards").exists()
+    assert not (tmp_path / "out.parts").exists()
 
 
-def test_a_killed_translation_resumes_with_missing_shards(start, work, tmp_path):
-    assert start(fault=("kill", 16)).wait() == -9
-    done = sorted(path.name for path in (tmp_path / "out.shards").glob("shard-*") if ".tmp" not in path.name)
-    assert 0 < len(done) < LINES // SHARD and not (tmp_path / "out").exists()
-    start(**{"num-beams": 1}).ends(2, "shards of another translation (num_beams was 4, is 1)")
-    said = start(ranks=2).ends()
-    assert "lines 1 to 5 translated" not in said
+def test_a_killed_translation_resumes_with_the_missing_parts(start, words, work, tmp_path, refused):
+    parts = tmp_path / "out.parts"
+    process = start(**{"batch-tokens": 1})  # slow
+    wait_until(lambda: len([*parts.glob("part-*")]) > 1)
+    process.kill()
+    process.wait()
+    done = {path: path.stat().st_mtime_ns for path in parts.glob("part-*")}
+    assert 1 < len(done) < LINES // PART + 1 and not (tmp_path / "out").exists()
+    error = refused(main, words(**{"num-beams": 1}))
+    assert "holds parts of another translation (num_beams was 4, is 1)" in error
+    (parts / "notes").write_text("mine")
+    main(words())
     assert lines_of(tmp_path / "out") == work[1]
+    assert [path.name for path in parts.iterdir()] == ["notes"], "files of others stay"
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("options", "message"),
     [
         ({"length-penalty": 1}, "length_penalty was 0.6, is 1.0"),
         ({"dtype": "bfloat16"}, "dtype was None, is bfloat16"),
         ({"input": "other"}, "input was "),
         ({"model": "changed"}, "model was "),
+        ({"chunk-lines": 6}, "part_lines was 5, is 6"),
     ],
 )
-def test_shards_of_another_text_model_or_search_are_refused(work, tmp_path, monkeypatch, refused, flags, message):
-    model, text, folder = work[0] / "model", work[0] / "text", tmp_path / "out.shards"
-    about = {"shard_lines": SHARD, "num_beams": 4, "length_penalty": 0.6, "dtype": None}
-    about |= {"input": files_sha256(text), "model": files_sha256(*_files_of(model))}
-    folder.mkdir()
-    (folder / "about.json").write_text(json.dumps(about))
-    (folder / "shard-0000000").write_text(json.dumps(["stale"] * SHARD))
+def test_parts_of_another_text_model_or_search_are_refused(
+    words, work, tmp_path, monkeypatch, refused, options, message
+):
+    model, text, folder = work[0] / "model", work[0] / "text", tmp_path / "out.parts"
+    with monkeypatch.context() as patch:
+        patch.setattr("vaswani_transformer.translate_file.join_parts", lambda *_: None)  # as if it had been killed
+        main(words())
+    assert len([*folder.glob("part-*")]) == 10
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other").write_text(text.read_text(encoding="utf-8") + "more\n", encoding="utf-8")
     shutil.copytree(model, "changed")
     settings = tmp_path / "changed/generation_config.json"
     settings.write_text(settings.read_text().replace('"extra_length": 50', '"extra_length": 5'))
-    values = {"model": model, "input": text, "output": "out", "shard-lines": SHARD} | flags
-    error = refused(translate, words_of(values))
-    assert "holds shards of another translation" in error and message in error
+    error = refused(main, words(**options))
+    assert "holds parts of another translation" in error and message in error
 
 
-def test_invalid_settings_are_refused_before_anything_is_written(start, tmp_path):
+def test_invalid_settings_are_refused_before_anything_is_written(words, tmp_path, refused):
     (tmp_path / "folder").mkdir()
-    os.mkfifo(tmp_path / "pipe")
-    for flags, message in (
+    for options, message in (
         ({"output": tmp_path / "folder"}, "folder is a folder; give the name of a file"),
+        ({"output": tmp_path / "missing" / "out"}, "does not exist"),
         ({"num-beams": 100_000}, "num_beams is 100000; it must lie between 1 and 1000"),
-        ({"input": tmp_path / "pipe"}, "pipe is not a regular file"),
     ):
-        start(**flags).ends(2, message)
-    assert not (tmp_path / "out.shards").exists()
+        assert message in refused(main, words(**options))
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
-def test_a_translation_without_shards_can_be_restarted(start, work, tmp_path):
-    (tmp_path / "out.shards").mkdir()
-    (tmp_path / "out.shards/about.json").write_text('{"num_beams": 9}')
-    start().ends()
+def test_several_processes_need_files(words, refused, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "give --input FILE and --output FILE" in refused(main, words(output="-"))
+
+
+def test_a_folder_without_parts_can_be_used(words, work, tmp_path):
+    (tmp_path / "out.parts").mkdir()
+    (tmp_path / "out.parts/about.json").write_text('{"num_beams": 9}')
+    main(words())
     assert lines_of(tmp_path / "out") == work[1]
 
 
-def test_a_truncated_shard_is_named(start, work, tmp_path):
-    assert start(fault=("kill", 16)).wait() == -9
-    shard = tmp_path / "out.shards/shard-0000000"
-    shard.write_text(shard.read_text()[:-3])
-    start().ends(3, "shard-0000000 is damaged")
+def test_a_truncated_part_is_named(words, work, tmp_path, refused, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("vaswani_transformer.translate_file.join_parts", lambda *_: None)  # as if it had been killed
+        main(words())
+    part = tmp_path / "out.parts/part-0000000"
+    part.write_text(part.read_text()[:-3])
+    assert "part-0000000 is truncated" in refused(main, words(), 3)
     assert not (tmp_path / "out").exists()
-    shard.unlink()
-    start().ends()
+    part.unlink()
+    main(words())
     assert lines_of(tmp_path / "out") == work[1]
 
 
-def test_files_of_unknown_origin_are_not_touched(start, work, tmp_path):
-    folder = tmp_path / "out.shards"
+def test_parts_of_unknown_origin_are_not_touched(words, tmp_path, refused):
+    folder = tmp_path / "out.parts"
     folder.mkdir()
-    (folder / "notes").write_text("mine")
-    start().ends()
-    assert [path.name for path in folder.iterdir()] == ["notes"]
-    (folder / "shard-00").write_text("mine")
-    start().ends(2, "so its origin is unknown")
-    assert (folder / "shard-00").read_text() == "mine"
+    (folder / "part-00").write_text("mine")
+    assert "so its origin is unknown" in refused(main, words())
+    assert (folder / "part-00").read_text() == "mine"
+    assert not (folder / "about.json").exists()

@@ -172,8 +172,13 @@ def translate(
     ] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Or the most tokens of every translation.")] = None,
     min_new_tokens: Annotated[int | None, typer.Option(help="Fewest tokens of a translation.")] = None,
-    n_best: Annotated[
-        int, typer.Option(help="Print the N best translations per line: line number, score, text (tab-separated).")
+    num_return_sequences: Annotated[
+        int,
+        typer.Option(
+            "--n-best",
+            "--num-return-sequences",
+            help="Print the N best translations per line: line number, score, text (tab-separated).",
+        ),
     ] = 1,
     scores: Annotated[
         bool, typer.Option("--scores", help="Print the score and a tab before each translation.")
@@ -219,7 +224,7 @@ def translate(
         extra_length=extra_length,
         max_new_tokens=max_new_tokens,
         min_new_tokens=min_new_tokens,
-        num_return_sequences=n_best,
+        num_return_sequences=num_return_sequences,
     )
     cut = {"max_source_length": max_source_length, "split_sentences": split_sentences}
 
@@ -233,10 +238,11 @@ def translate(
             **vars(settings),
         )
         for number, translation in enumerate(translations, start=first):
-            yield from output_lines(translation, number if n_best > 1 else None)
+            yield from output_lines(translation, number if num_return_sequences > 1 else None)
 
     if in_parts:
-        about = {"model": model_sha256(Path(model)), "scores": scores, **cut, **vars(settings), **options}
+        about = {"model": model_sha256(translator.folder), "backend": backend, "dtype": dtype, "precision": precision}
+        about |= {"scores": scores, **cut, **vars(settings)}
         translate_file(translate_lines, Path(input), Path(output), chunk_lines, about, rank, ranks)
         return
     chunks = arriving_lines(chunk_lines) if input == "-" else in_chunks(read_lines(input), chunk_lines)
@@ -329,7 +335,6 @@ def score(
 
 add_program(app, "average", "Average the weights of checkpoints (section 6.1).", "training", "average")
 add_program(app, "plan", "Estimate FLOPs, memory and time of a recipe.", "training", "plan")
-add_program(app, "paper", "Reproduce the paper's tables, figures and claims.", "training", "paper.__main__")
 add_program(app, "convert", "Convert checkpoints from and to other toolkits.", "conversion")
 add_program(
     export_app, "onnx", "Export a model, including beam search, to one ONNX file.", "conversion", "onnx.__main__"

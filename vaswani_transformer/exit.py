@@ -26,7 +26,6 @@ from .errors import (
     one_line,
     out_of_memory,
 )
-from .lines import STDOUT, naming_stdout
 
 UNEXPECTED, INTERRUPTED = 1, 130  # 130 = 128 + SIGINT, as shells report it
 
@@ -63,8 +62,7 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
             args=arguments, prog_name=name, standalone_mode=False, help_option_names=["-h", "--help"],
             token_normalize_func=with_hyphens,
         )  # fmt: skip
-        with naming_stdout():
-            sys.stdout.flush()
+        sys.stdout.flush()
     except SystemExit as stop:
         if not isinstance(stop.__context__, BrokenPipeError):
             raise
@@ -78,7 +76,8 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
     except Exception as error:
         if debug:
             print_error(traceback.format_exc().rstrip())
-        if isinstance(error, OSError) and error.filename == STDOUT:
+        if isinstance(error, OSError) and error.filename is None and error.errno in FULL_DISK:
+            error.filename = "stdout"  # atomic.py and lines.py name files
             discard_output(1)  # what is left in its buffer
         if claim_report(error):
             for line in render(error, name):

@@ -20,7 +20,6 @@ from .atomic import atomic_file
 from .errors import FULL_DISK, BrokenFileError, InputError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-STDOUT = "stdout"  # its name in errors
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -123,12 +122,11 @@ def open_output(path: str | Path) -> Iterator[BinaryIO]:
         if sys.stdout is None:
             raise InputError("stdout is closed; give --output FILE")
         stream = sys.stdout.buffer
-        with naming_stdout():
-            if isinstance(stream, io.RawIOBase):  # with PYTHONUNBUFFERED; its write() may write only a part
-                os.set_blocking(stream.fileno(), True)
-                stream = io.BufferedWriter(stream)
-            yield stream
-            stream.flush()
+        if isinstance(stream, io.RawIOBase):  # with PYTHONUNBUFFERED; its write() may write only a part
+            os.set_blocking(stream.fileno(), True)
+            stream = open(stream.fileno(), "wb", closefd=False)
+        yield stream
+        stream.flush()
         return
     path = Path(path)
     if path.is_dir():
@@ -149,17 +147,6 @@ def open_output(path: str | Path) -> Iterator[BinaryIO]:
         raise InputError(f"{path}: the folder {target.parent} does not exist")
     with atomic_file(target) as stream:
         yield stream
-
-
-@contextmanager
-def naming_stdout() -> Iterator[None]:
-    """Give an error of a full disk the name of stdout, which the system does not name."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None and error.errno in FULL_DISK:
-            error.filename = STDOUT
-        raise
 
 
 def check_unicode(text: str, name: str) -> None:

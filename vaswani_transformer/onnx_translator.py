@@ -88,7 +88,7 @@ class OnnxTranslator(Translator):
                     "graph and config do not belong together"
                 )
         translator = cls(session, tokenizer, folder.config, target_tokenizer, search, folder.trained_length)
-        translator.load_arguments = (path.absolute(), device, threads, precision)
+        translator.folder, translator.load_arguments = path, (path.absolute(), device, threads, precision)
         # Warm up: the first call allocates memory and, on a GPU, selects kernels.
         translator.generate(np.full((1, 2), translator.pad), np.ones((1, 2), np.int64), max_new_tokens=2)
         return translator

@@ -35,7 +35,7 @@ class RegisterAfterImport(MetaPathFinder):
                 execute(module)
             finally:
                 self.unfinished -= 1
-            if self.unfinished == 0 and "transformers" in sys.modules and self in sys.meta_path:
+            if self.unfinished == 0 and sys.modules.get("transformers") is not None and self in sys.meta_path:
                 sys.meta_path.remove(self)
                 register()
 
@@ -45,7 +45,7 @@ class RegisterAfterImport(MetaPathFinder):
 
 def register_once_imported() -> None:
     """Register the model now if transformers is imported, else as soon as it is."""
-    if "transformers" in sys.modules:
+    if sys.modules.get("transformers") is not None:
         register()
     else:
         sys.meta_path.insert(0, RegisterAfterImport())

@@ -97,7 +97,7 @@ class TorchTranslator(Translator):
         model = load_model(folder, device, dtype)
         target = load_tokenizer(second, model.config, target=True) if folder.has_target_tokenizer else None
         translator = cls(model, load_tokenizer(folder.path, model.config), target)
-        translator.search = search
+        translator.folder, translator.search = folder.path, search
         return translator
 
     def description(self) -> str:

@@ -5,7 +5,6 @@ OUTPUT.parts, each of which appears when it is complete; the first process joins
 command translates the missing parts, with any number of processes.
 """
 
-import shutil
 import time
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .atomic import atomic_file
-from .errors import InputError
+from .errors import BrokenFileError, InputError
 from .lines import open_output, read_lines
 from .model_folder import files_sha256, read_json_object, write_json
 from .sentences_vaswani_transformer import TARGET_TOKENIZER
@@ -21,7 +20,7 @@ from .sentences_vaswani_transformer import TARGET_TOKENIZER
 ABOUT = "about.json"  # what the parts are a translation of
 SECONDS_BETWEEN_LOOKS = 0.2
 
-# Lines, and the number of the first one -> the lines of the output.
+# Lines, and the number of the first one -> the lines of the output, at least one for each.
 Translate = Callable[[list[str], int], Iterable[bytes]]
 
 
@@ -32,45 +31,57 @@ def translate_file(
 
     about: what determines the translations, besides the text
     rank, ranks: the number of this process, from 0, and of all processes
-    Raises InputError if OUTPUT.parts holds parts of another translation.
+    Raises InputError if OUTPUT.parts holds parts of another translation, BrokenFileError if a part is truncated.
     """
     folder = output.with_name(f"{output.name}.parts")
     claim_parts(folder, about | {"part_lines": part_lines, "input": files_sha256(source)})
-    parts, lines = [], read_lines(source)
+    parts: dict[Path, int] = {}  # and their numbers of lines
+    lines = read_lines(source)
     while chunk := list(islice(lines, part_lines)):
         number = len(parts)
-        parts.append(folder / f"part-{number:07}")
-        if number % ranks == rank and not parts[-1].is_file():
+        part = folder / f"part-{number:07}"
+        parts[part] = len(chunk)
+        if number % ranks == rank and not part.is_file():
             translated = translate(chunk, number * part_lines + 1)
-            with atomic_file(parts[-1]) as file:
+            with atomic_file(part) as file:
                 file.writelines(translated)
-    if rank > 0:
-        return
-    while not all(part.is_file() for part in parts):  # a launcher ends this process if another one fails
-        time.sleep(SECONDS_BETWEEN_LOOKS)
-    with open_output(output) as out:
-        for part in parts:
-            with part.open("rb") as file:
-                shutil.copyfileobj(file, out)
-    shutil.rmtree(folder)
+    if rank == 0:
+        join_parts(parts, folder, output)
 
 
 def claim_parts(folder: Path, about: dict[str, Any]) -> None:
     """Record what the parts in the folder are a translation of."""
     path = folder / ABOUT
-    if path.is_file():
+    if any(folder.glob("part-*")):
+        if not path.is_file():
+            raise InputError(
+                f"{folder} has no {ABOUT}, so its origin is unknown; move it away, or choose another --output"
+            )
         before = read_json_object(path)
-        if changed := [
-            f"{name} was {before.get(name)}, is {value}" for name, value in about.items() if before.get(name) != value
-        ]:
+        differ = [name for name, value in about.items() if before.get(name) != value]
+        if changed := [f"{name} was {before.get(name)}, is {about[name]}" for name in differ]:
             raise InputError(
                 f"{folder} holds parts of another translation ({'; '.join(changed)}); finish that one, or remove the "
                 "folder"
             )
-    elif folder.exists() and any(folder.iterdir()):
-        raise InputError(f"{folder} has no {ABOUT}, so its origin is unknown; move it away, or choose another --output")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(path, about)
+
+
+def join_parts(parts: dict[Path, int], folder: Path, output: Path) -> None:
+    """Write the output, once the other processes have written their parts, and remove the parts."""
+    while not all(part.is_file() for part in parts):  # a launcher ends this process if another one fails
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    with open_output(output) as out:
+        for part, lines in parts.items():
+            content = part.read_bytes()
+            if content.count(b"\n") < lines or not content.endswith(b"\n"):
+                raise BrokenFileError(f"{part} is truncated; remove it and run the same command again")
+            out.write(content)
+    for path in (*parts, folder / ABOUT):
+        path.unlink()
+    if not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def model_sha256(folder: Path) -> str:

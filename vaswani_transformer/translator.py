@@ -58,6 +58,7 @@ class Translator(ABC):
     find the same translations.
     """
 
+    folder: Path | None = None  # that it was loaded from
     search: SearchSettings  # of generation_config.json, the defaults of `translate`
     trained_length: int | None  # tokens of the longest source sentence of the training; None: unknown
     positions: int | None  # number of learned positions; None: no maximum

@@ -1,5 +1,5 @@
 // Splits a text into sentences, and joins their translations, by the rules of
-// vaswani_transformer/text_vaswani_transformer.py, which explains them. tests/test_sentences.py compares both.
+// vaswani_transformer/sentences_vaswani_transformer.py, which explains them. tests/test_sentences.py compares both.
 
 // What Python calls white space, a digit and a word's character.
 const WHITE = "[\\s\\u001c-\\u001f\\u0085](?<!\\ufeff)";
