@@ -1,4 +1,4 @@
-"""Reproduce the paper's tables, figures and claims: `vaswani-transformer paper table3 --output FOLDER`.
+"""Reproduce the paper's tables, figures and claims: `python -m paper table3 --output FOLDER`.
 
 A command is the module of the same name; its `write_NAME` does everything.
 

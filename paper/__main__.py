@@ -1,14 +1,13 @@
-"""`vaswani-transformer paper table3 --output FOLDER`: the paper's tables, figures and claims, one command each."""
+"""`python -m paper table3 --output FOLDER`: the paper's tables, figures and claims, one command each."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from training.recipe_options import RECIPE_OPTIONS, parse_options
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
-
-from training.recipe_options import RECIPE_OPTIONS, parse_options
 
 app = typer.Typer(
     add_completion=False,
@@ -139,7 +138,7 @@ def heads(
     from .heads import read_sentences, write_heads
     from .result_files import command_line
 
-    command = command_line("paper heads", {"model": model, "text": text, "lines": lines})
+    command = command_line("python -m paper heads", {"model": model, "text": text, "lines": lines})
     typer.echo(write_heads(output, model, read_sentences(text, lines), command))
 
 
@@ -224,7 +223,8 @@ def run_all(
         typer.echo(write_table4(output, treebank, None, VOCABULARY, numbers, {}))
     echo_paths(write_figures(output, run, FIGURES, None))
     echo_paths(write_walk(output, run, None, None, Head("encoder", 1, 1)))
-    typer.echo(write_heads(output, run, setting.development.sources[:LINES], command_line("paper all", {"run": run})))
+    command = command_line("python -m paper all", {"run": run})
+    typer.echo(write_heads(output, run, setting.development.sources[:LINES], command))
     try:
         write_claims(setting, list(CLAIMS))
     except InputError:  # some claims could not be measured; the page shows the others
@@ -254,7 +254,7 @@ def echo_paths(paths: list[Path]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    exit_cleanly(app, arguments, name="vaswani-transformer paper")
+    exit_cleanly(app, arguments, name="python -m paper")
 
 
 if __name__ == "__main__":

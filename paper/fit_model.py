@@ -8,10 +8,6 @@ import torch
 from safetensors.torch import load_model, save_model
 from torch import nn
 
-from vaswani_transformer.errors import InputError
-from vaswani_transformer.model_folder import read_json_object, write_json
-from vaswani_transformer.modeling_vaswani_transformer import label_smoothed_cross_entropy
-
 from training.input_pipeline import InputPipeline, on_device
 from training.prepare import Prepared, prepare
 from training.processes import make_accelerator
@@ -19,6 +15,10 @@ from training.recipe import Recipe
 from training.report import Reporter
 from training.run_folder import differences, with_defaults
 from training.schedule import linear_decay
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.model_folder import read_json_object, write_json
+from vaswani_transformer.modeling_vaswani_transformer import label_smoothed_cross_entropy
+
 from .rnn import RnnWithAttention, rnn_of_size
 
 WEIGHTS, LOSSES = "fitted.safetensors", "losses.json"

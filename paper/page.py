@@ -53,8 +53,8 @@ def page(folder: Path) -> str:
     claims = read_results(folder / "claims", CLAIMS)
     if not files and not claims:
         raise InputError(
-            f"--output {folder} has no results; make some first, such as `vaswani-transformer paper table1 --output "
-            f"{folder}` (`vaswani-transformer paper --help` lists all commands)"
+            f"--output {folder} has no results; make some first, such as `python -m paper table1 --output "
+            f"{folder}` (`python -m paper --help` lists all commands)"
         )
     contents = {
         "figures": figure_sections(files),
@@ -122,7 +122,7 @@ def provenance_table(files: dict[str, dict[str, Any]]) -> str:
     made = [about for about in files.values() if "command" in about]
     made += files.get("table4", {}).get("rows", [])
     table3 = files.get("table3", {})
-    command = table3.get("made_by", "vaswani-transformer paper table3")
+    command = table3.get("made_by", "python -m paper table3")
     made += [row | {"command": command, "seconds": row["cpu_seconds"]} for row in table3.get("rows", [])]
     by_command: dict[str, list[dict[str, Any]]] = {}
     for result in made:

@@ -7,10 +7,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from training.result_row import commit, hardware
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object, write_json
-
-from training.result_row import commit, hardware
 
 # The numbers that the paper prints.
 PAPER: dict[str, Any] = json.loads((Path(__file__).parent / "paper.json").read_text(encoding="utf-8"))
@@ -19,10 +18,11 @@ PAPER: dict[str, Any] = json.loads((Path(__file__).parent / "paper.json").read_t
 def command_line(command: str, options: Mapping[str, object], keys: Mapping[str, str | None] | None = None) -> str:
     """Return the command that reproduces a result file, without local paths.
 
+    command: the program and its subcommand, such as `python -m paper table3`
     options: None values are omitted, paths are shortened to their last component
     keys: recipe keys; those that only locate files on this machine are omitted
     """
-    words = ["vaswani-transformer", *command.split()]
+    words = command.split()
     for name, value in options.items():
         if value is not None:
             words += [f"--{name}", value.name if isinstance(value, Path) else str(value)]

@@ -153,7 +153,7 @@ def write_table1(output: Path) -> str:
     torch.manual_seed(1)
     started = time.perf_counter()
     layers = measure_layers(LENGTHS, WIDTHS)
-    result = {"layers": layers} | provenance("vaswani-transformer paper table1", [1], time.perf_counter() - started)
+    result = {"layers": layers} | provenance("python -m paper table1", [1], time.perf_counter() - started)
     write_result(output / "table1.json", result)
     save(draw_curves(layers), output / "table1.png")
     return as_markdown(result)

@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from vaswani_transformer.errors import InputError
-
 from training.cost import matmul_flop_rate
 from training.estimate import estimate
 from training.recipe import load_recipe, shipped_recipes
 from training.recipe_options import parse_options
 from training.result_row import hardware
+from vaswani_transformer.errors import InputError
+
 from .result_files import PAPER, markdown, provenance, write_result
 
-RESULTS = Path(__file__).parent.parent / "results" / "multi30k.csv"
+RESULTS = Path(__file__).parents[1] / "training" / "results" / "multi30k.csv"
 # Options that change neither the model nor its training.
 NOT_A_CHANGE = ("data", "output_dir", "allow_changed")
 
@@ -42,7 +42,7 @@ def write_table2(output: Path, results: Path, data: str) -> str:
     rate = matmul_flop_rate(torch.device("cpu"), torch.float32, 2, time.process_time)
     ours = [our_row(row, rate, data) for row in rows]
     result = {"flop_per_cpu_second": rate, "rows": ours}
-    result |= provenance("vaswani-transformer paper table2", [1], time.perf_counter() - started)
+    result |= provenance("python -m paper table2", [1], time.perf_counter() - started)
     write_result(output / "table2.json", result)
     return as_markdown(result)
 

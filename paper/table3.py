@@ -15,10 +15,6 @@ from typing import Any, NamedTuple
 
 from sacrebleu.metrics.bleu import BLEU
 
-from vaswani_transformer import PRESETS, Translator, VaswaniTransformerConfig
-from vaswani_transformer.errors import InputError
-from vaswani_transformer.model_folder import read_json_object
-
 from training.checkpoint_folders import progress_of
 from training.evaluation_text import text_of_recipe
 from training.model import model_config
@@ -26,11 +22,16 @@ from training.recipe import Recipe, load_recipe
 from training.result_row import parameters
 from training.scores import nats_per_token
 from training.train import train
+from vaswani_transformer import PRESETS, Translator, VaswaniTransformerConfig
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.model_folder import read_json_object
+
 from .parallel import in_processes
 from .result_files import PAPER, check_command, command_line, is_measured, markdown, provenance, write_result
 from .verdicts import Interval, mean_interval, plus_minus, verdict, with_interval
 
-RECIPE = "multi30k_table3"
+RECIPE_NAME = "paper/recipes/multi30k_table3.yaml"  # in a clone
+RECIPE = str(Path(__file__).parents[1] / RECIPE_NAME)
 ROWS: list[str] = list(PAPER["table3"])
 
 # Sections 5.4 and 6.2: row, finding, signs of its differences from the base row in BLEU and in perplexity. The verdicts
@@ -99,7 +100,8 @@ def write_table3(output: Path, rows: list[str], seeds: list[int], jobs: int, opt
     folder, base = output / "table3", load_recipe(RECIPE, options)
 
     def train_command(row: str, seed: int) -> str:
-        return command_line("train", {"config": RECIPE}, {**options, **row_options(row, base), "seed": str(seed)})
+        keys = {**options, **row_options(row, base), "seed": str(seed)}
+        return command_line("vaswani-transformer train", {"config": RECIPE_NAME}, keys)
 
     for path in sorted(folder.glob("*-seed*.json")):
         before = read_json_object(path)
@@ -114,7 +116,7 @@ def write_table3(output: Path, rows: list[str], seeds: list[int], jobs: int, opt
     in_processes(missing, jobs)
     measured = [read_json_object(path) for path in folder.glob("*-seed*.json")]
     measured.sort(key=lambda row: (ROWS.index(row["row"]), row["seed"]))
-    result = {"made_by": command_line("paper table3", {}, options), "rows": measured}
+    result = {"made_by": command_line("python -m paper table3", {}, options), "rows": measured}
     write_result(output / "table3.json", result)
     return as_markdown(result)
 

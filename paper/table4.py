@@ -9,14 +9,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from training.recipe import load_recipe
 from vaswani_transformer.lines import existing_file
 from vaswani_transformer.model_folder import read_json_object
 
-from training.recipe import load_recipe
 from .result_files import PAPER, command_line, duration, is_measured, markdown, write_result
 from .verdicts import with_interval
 
-RECIPE, LSTM = "treebank_parsing", "LSTM with attention"
+RECIPE = str(Path(__file__).parent / "recipes" / "treebank_parsing.yaml")
+LSTM = "LSTM with attention"
 CORPORA = {
     "sample": "NLTK's sample of the WSJ",
     "recombined": "the sample and recombined trees",
@@ -93,7 +94,7 @@ def write_table4(
                 continue
             text = unlabelled if system.is_semi_supervised else None
             given = {"treebank": treebank, "unlabelled": text, "vocabulary": vocabulary, "seeds": seed}
-            command = command_line("paper table4", given, options)
+            command = command_line("python -m paper table4", given, options)
             if not is_measured(folder / f"{file_name(name)}-seed{seed}.json", command):
                 missing[name, seed] = command
     gold = prepare_data(treebank, data, vocabulary)

@@ -44,7 +44,9 @@ def write_walk(output: Path, model: Path, source: str | None, target: str | None
         for name, tensor in values.items()
     }
     result = {"source": maps.source, "target": maps.target, **chosen._asdict(), **numbers}
-    command = command_line("paper walk", {"model": model, **chosen._asdict(), "source": source, "target": target})
+    command = command_line(
+        "python -m paper walk", {"model": model, **chosen._asdict(), "source": source, "target": target}
+    )
     write_result(numbers_file, result | provenance(command, [], time.perf_counter() - started))
     return [picture, numbers_file]
 

@@ -24,7 +24,7 @@ from vaswani_transformer.cli import main
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ["-c", "import sys; sys.argv[0] = 'vaswani-transformer'; from vaswani_transformer.cli import main; main()"]
-COMMANDS = "demo tokenizer train evaluate translate score average plan paper convert push doctor".split()
+COMMANDS = "demo tokenizer train evaluate translate score average plan convert push doctor".split()
 LINES = [ENGLISH[0], "", "  ", *ENGLISH[1:], "zwölf", "</s> <pad>", "日本語 🙂"]
 
 

@@ -288,7 +288,6 @@ def score(
 
 add_program(app, "average", "Average the weights of checkpoints (section 6.1).", "training", "average")
 add_program(app, "plan", "Estimate FLOPs, memory and time of a recipe.", "training", "plan")
-add_program(app, "paper", "Reproduce the paper's tables, figures and claims.", "training", "paper.__main__")
 add_program(app, "convert", "Convert checkpoints from and to other toolkits.", "conversion")
 add_program(
     export_app, "onnx", "Export a model, including beam search, to one ONNX file.", "conversion", "onnx.__main__"

@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 import typer
 
+from training.evaluation_text import TEXT_KEYS, recipe_of_run, text_of_recipe
 from vaswani_transformer.errors import InputError
 
-from training.evaluation_text import TEXT_KEYS, recipe_of_run, text_of_recipe
 from ..plots import save
 from ..result_files import command_line, is_measured, provenance, write_result
 from . import attention, positions, search, small_data, speed, training
@@ -117,7 +117,7 @@ def make_setting(
     # As typed on the command line, for the recipes of the models that the claims train.
     text_keys = {key: json.dumps(value, ensure_ascii=False) for key, value in keys.items()}
     given = {"run": run, "sentences": sentences, "seconds": f"{seconds:g}", "seeds": ",".join(map(str, seeds))}
-    command = command_line("paper claims", given, options)
+    command = command_line("python -m paper claims", given, options)
     return Setting(run, development, seeds, output, seconds, jobs, text_keys | dict(options), command)
 
 

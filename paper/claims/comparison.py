@@ -5,12 +5,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from vaswani_transformer import Translator
-from vaswani_transformer.errors import InputError
-
 from training.evaluation_text import TEXT_KEYS
 from training.recipe import Recipe, load_recipe
 from training.train import train
+from vaswani_transformer import Translator
+from vaswani_transformer.errors import InputError
+
 from ..parallel import in_processes
 from ..table3 import RECIPE
 from .claim import Measurements, Setting

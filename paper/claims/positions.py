@@ -5,12 +5,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from vaswani_transformer.errors import InputError
-from vaswani_transformer.modeling_vaswani_transformer import PositionalEncoding, Stack
-
 from training.evaluation_text import EvaluationText
 from training.recipe import Recipe
 from training.scores import corpus_bleu, nats_per_token
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.modeling_vaswani_transformer import PositionalEncoding, Stack
+
 from ..plots import panels, plot_intervals, plot_means
 from ..verdicts import differences, mean_interval, verdict, with_interval
 from .claim import Judgement, Measurements, Setting

@@ -4,12 +4,12 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
-from vaswani_transformer.lines import without_line_breaks
-
 from training.evaluation_text import EvaluationText
 from training.parallel_text import parallel_texts
 from training.recipe import Recipe, load_recipe
 from training.scores import corpus_bleu
+from vaswani_transformer.lines import without_line_breaks
+
 from ..fit_model import check_lstm_recipe, train_lstm
 from ..plots import log_x_ticks, panels, plot_intervals, plot_means
 from ..rnn import beam_search

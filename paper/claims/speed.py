@@ -9,10 +9,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
-
 from training.cost import seconds_of_calls
 from training.machine import this_device
+from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+
 from ..plots import log_y, panels, plot_curves
 from ..rnn import RnnWithAttention, State, rnn_of_size
 from ..verdicts import FAILS, HOLDS

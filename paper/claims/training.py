@@ -5,15 +5,15 @@ from pathlib import Path
 
 from torch import nn
 
+from training.evaluation_text import EvaluationText
+from training.recipe import Recipe, load_recipe
+from training.scores import nats_per_token
+from training.train import train
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
 from vaswani_transformer.training_curve import curves_of
 
-from training.evaluation_text import EvaluationText
-from training.recipe import Recipe, load_recipe
-from training.scores import nats_per_token
-from training.train import train
 from ..plots import panels, plot_curves, plot_intervals
 from ..table3 import RECIPE, compare_with_base
 from ..verdicts import differences, mean_interval, plus_minus, verdict, with_interval
@@ -125,7 +125,7 @@ def measure_label_smoothing(setting: Setting) -> Measurements:
     difference = compare_with_base(read_json_object(path)["rows"] if path.is_file() else [], WITHOUT_SMOOTHING)
     if not difference.seeds:
         raise InputError(
-            f"{path} has no rows base and {WITHOUT_SMOOTHING} with the same seed; run `vaswani-transformer paper "
+            f"{path} has no rows base and {WITHOUT_SMOOTHING} with the same seed; run `python -m paper "
             f"table3 --rows base,{WITHOUT_SMOOTHING} --output {setting.output}` first"
         )
     return {

@@ -35,7 +35,7 @@ def write_figures(output: Path, model: Path, numbers: list[int], source: str | N
             picture, result = OF_HEADS[number](maps)
         path = output / f"figure{number}.png"
         save(picture, path)
-        command = command_line(f"paper figure{number}", {"model": model, "source": source})
+        command = command_line(f"python -m paper figure{number}", {"model": model, "source": source})
         write_result(path.with_suffix(".json"), result | provenance(command, [], time.perf_counter() - started))
         paths.append(path)
     return paths

@@ -10,15 +10,15 @@ from nltk.tree import Tree
 from tokenizers import pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
+from training.checkpoint_folders import progress_of
+from training.recipe import Recipe
+from training.result_row import parameters
+from training.train import train
 from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.exit import print_error
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.tokenization import train_tokenizer
 
-from training.checkpoint_folders import progress_of
-from training.recipe import Recipe
-from training.result_row import parameters
-from training.train import train
 from ..fit_model import seconds_of_fit, train_lstm
 from ..result_files import provenance
 from .evalb import labelled_f1

@@ -8,6 +8,7 @@ import pytest
 import torch
 from training_runs import SMALL, write_in_capitals
 
+from paper.__main__ import main
 from paper.claims import CLAIMS
 from paper.claims.attention import saturation, saved_bytes
 from paper.claims.comparison import train_and_load
@@ -19,7 +20,6 @@ from paper.fit_model import train_lstm
 from paper.rnn import RnnWithAttention, rnn_of_size
 from training.recipe import Recipe
 from training.train import train
-from vaswani_transformer.cli import main
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
 
@@ -134,7 +134,7 @@ def test_a_measured_claim_is_skipped(text, tmp_path, capsys, refused):
     finished_run = tmp_path / "run"
     train(Recipe.model_validate(SMALL | {"max_steps": 10, "data": str(text), "output_dir": str(finished_run)}))
     capsys.readouterr()
-    command = f"paper claims --run {finished_run} --data {text} --output {tmp_path} --sentences 2 --seeds 1,2".split()
+    command = f"claims --run {finished_run} --data {text} --output {tmp_path} --sentences 2 --seeds 1,2".split()
     with pytest.raises(SystemExit) as stopped:
         main([*command, "--only", "label_smoothing,saturation,averaging"])
     first, error = capsys.readouterr()
@@ -149,7 +149,7 @@ def test_a_measured_claim_is_skipped(text, tmp_path, capsys, refused):
     assert capsys.readouterr().out == "averaging: already measured, skipped\n"
     for words, said in (
         (["--only", "nothing"], "--only nothing: not a claim"),
-        (["--only", "averaging", "--sentences", "3"], "averaging.json was made by `vaswani-transformer paper claims"),
+        (["--only", "averaging", "--sentences", "3"], "averaging.json was made by `python -m paper claims"),
         (["--run", "absent"], "--run absent: no such folder"),
     ):
         assert said in refused(main, [*command, *words])
@@ -160,7 +160,7 @@ def test_a_measured_claim_is_skipped(text, tmp_path, capsys, refused):
 
 def test_ctrl_c_stops_all_commands(text, tmp_path, monkeypatch, refused):
     train(Recipe.model_validate(SMALL | {"max_steps": 1, "data": str(text), "output_dir": str(tmp_path / "run")}))
-    command = f"paper all --output {tmp_path / 'paper'} --data {text} --seeds 1"
+    command = f"all --output {tmp_path / 'paper'} --data {text} --seeds 1"
 
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -191,7 +191,7 @@ def test_all_commands_run_for_a_trained_model(tmp_path, monkeypatch):
     (tmp_path / "results.csv").write_text("command\n")  # the recipes of our results need more text than there is here
     monkeypatch.setattr("paper.table2.RESULTS", tmp_path / "results.csv")
     output = tmp_path / "paper"
-    words = f"paper all --run {tmp_path / 'run'} --output {output} --data {tmp_path} --rows base,D-ls0.0 --seeds 1,2"
+    words = f"all --run {tmp_path / 'run'} --output {output} --data {tmp_path} --rows base,D-ls0.0 --seeds 1,2"
     words += " --seconds 0.1 --jobs 2 --vocab_size 262 --max_steps 5 --validate_every 5 --model.d_model 16"
     main([*words.split(), "--model.encoder_layers", "1", "--model.decoder_layers", "1"])
     written = (output / "README.md").read_text()

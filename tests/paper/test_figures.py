@@ -1,4 +1,4 @@
-"""`paper figure1` to `figure5`, `walk` and `heads`: the running model, and searches for planted heads."""
+"""`python -m paper figure1` to `figure5`, `walk` and `heads`: the running model, and searches for planted heads."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,7 @@ from conftest import tiny_config
 from PIL import Image
 from saved_model import ENGLISH, GERMAN, saved_model, trained_model
 
+from paper.__main__ import main
 from paper.figures.architecture import attention_operations, figure1, figure2, trace
 from paper.figures.head_figures import (
     WordMaps,
@@ -23,7 +24,6 @@ from paper.heads import measures
 from paper.walk import Head, walk
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.attention_maps import attention_maps
-from vaswani_transformer.cli import main
 from vaswani_transformer.errors import InputError
 
 WORDS: list[str] = [*"A man is throwing the red ball to his dog .".split()]
@@ -144,15 +144,15 @@ def where(folder) -> list[str]:
 def test_the_commands_write_pictures_and_results(where, folder):
     output = folder / "paper"
     (folder / "text.en").write_text("\n".join([*ENGLISH[:2], "", ""]))
-    main(["paper", "figure4", *where, "--source", " ".join(WORDS)])
-    main(["paper", "walk", *where, "--kind", "decoder", "--target", GERMAN[0]])
-    main(["paper", "heads", *where, "--text", str(folder / "text.en")])
+    main(["figure4", *where, "--source", " ".join(WORDS)])
+    main(["walk", *where, "--kind", "decoder", "--target", GERMAN[0]])
+    main(["heads", *where, "--text", str(folder / "text.en")])
     for name in ("figure4", "walk"):
         with Image.open(output / f"{name}.png") as picture:
             assert picture.width > 500
     for name in ("figure4", "walk", "heads"):
         result = json.loads((output / f"{name}.json").read_text())
-        assert result["command"].startswith(f"vaswani-transformer paper {name} --model model")
+        assert result["command"].startswith(f"python -m paper {name} --model model")
         assert result.keys() >= {"date", "commit", "hardware", "seeds", "seconds"}
     assert len(json.loads((output / "heads.json").read_text())["heads"]) == 1 * 4 + 2 * (2 + 2)
 
@@ -167,4 +167,4 @@ def test_the_commands_write_pictures_and_results(where, folder):
     ],
 )
 def test_wrong_options_are_refused(words, said, where, refused):
-    assert said in refused(main, ["paper", words[0], *where, *words[1:]])
+    assert said in refused(main, [words[0], *where, *words[1:]])

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from paper.__main__ import main
 from paper.claims import CLAIMS
 from paper.page import page
-from vaswani_transformer.cli import main
 
-FOLDER = Path(__file__).parents[1] / "training" / "results" / "paper"
+FOLDER = Path(__file__).parents[2] / "paper" / "results"
 RESULT_FILES = sorted(path for path in FOLDER.rglob("*.json") if path.name != "table3.json")
 
 
 def test_the_page_is_made_from_the_result_files():
     written = (FOLDER / "README.md").read_text(encoding="utf-8")
-    assert written == page(FOLDER), "run `vaswani-transformer paper page --output paper/results`"
+    assert written == page(FOLDER), "run `python -m paper page --output paper/results`"
     pictures = re.findall(r"\]\(([^)]+\.png)\)", written)
     assert len(pictures) > 5 and all((FOLDER / name).is_file() for name in pictures)
 
@@ -60,6 +60,6 @@ def test_a_folder_without_results_makes_no_page(name, tmp_path, refused):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")  # its README.md is a model card
     folder = tmp_path / name
-    said = refused(main, ["paper", "page", "--output", folder])
-    assert f"--output {folder} has no results; make some first, such as `vaswani-transformer paper table1" in said
+    said = refused(main, ["page", "--output", folder])
+    assert f"--output {folder} has no results; make some first, such as `python -m paper table1" in said
     assert not (tmp_path / "absent").exists()

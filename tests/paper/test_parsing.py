@@ -14,6 +14,7 @@ from nltk.tree import Tree
 from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 
 from paper import table4
+from paper.__main__ import main
 from paper.parsing.constraint import SHARE_OF_ALL_WORDS, WellFormedTrees
 from paper.parsing.evalb import labelled_f1
 from paper.parsing.search import tokens_of
@@ -23,7 +24,6 @@ from paper.rnn import RnnWithAttention, beam_search
 from paper.table4 import BUDGETS, SYSTEMS, lead_sentence
 from paper.verdicts import with_interval
 from vaswani_transformer import gnmt_length_penalty
-from vaswani_transformer.cli import main
 from vaswani_transformer.errors import InputError
 
 SENTENCE = """( (S
@@ -277,7 +277,7 @@ def treebank(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_missing_text_is_reported_before_any_training(treebank: Path, tmp_path: Path, refused: Any) -> None:
-    words = f"paper table4 --output {tmp_path} --treebank {treebank} --unlabelled absent.txt"
+    words = f"table4 --output {tmp_path} --treebank {treebank} --unlabelled absent.txt"
     assert "absent.txt: no such file" in refused(main, words.split())
     assert not any(tmp_path.iterdir())
 
@@ -319,7 +319,7 @@ def test_the_command_trains_parsers_and_prints_the_table(
     captions = tmp_path / "captions.txt"
     captions.write_text("the dog sees the cat .\nthe bird likes the man .\n" * 10)
     model = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
-    words = f"paper table4 --output {tmp_path / 'paper'} --treebank {treebank} --unlabelled {captions}"
+    words = f"table4 --output {tmp_path / 'paper'} --treebank {treebank} --unlabelled {captions}"
     words += " --max_steps 100 --warmup_steps 10 --learning_rate 1e-2 --tokens_per_step 1000 --max_length 64"
     words += " --vocabulary 280 --validate_every 100 --save_every 50 --average_last 1 --mixed_precision no"
     main([*words.split(), *(f"--model.{key}={value}" for key, value in model.items())])

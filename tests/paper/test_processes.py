@@ -55,9 +55,9 @@ def stop_in_processes(path: Path) -> None:
 
 
 def test_ctrl_c_lets_a_training_save(tmp_path):
-    program = "import pathlib, sys, test_paper_processes as t; t.stop_in_processes(pathlib.Path(sys.argv[1]))"
+    program = "import pathlib, sys, test_processes as t; t.stop_in_processes(pathlib.Path(sys.argv[1]))"
     path, tests = tmp_path / "saved", Path(__file__).parent
-    environment = os.environ | {"PYTHONPATH": f"{tests.parent}{os.pathsep}{tests}"}
+    environment = os.environ | {"PYTHONPATH": f"{tests.parents[1]}{os.pathsep}{tests}"}
     command = [sys.executable, "-c", program, path]
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True) as process:
         while not path.exists():

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
+from paper.__main__ import main
 from paper.result_files import PAPER
 from paper.table3 import FINDINGS, RECIPE, ROWS, compare_with_base, judge_rows, parse_rows, row_options
 from paper.verdicts import FAILS, HOLDS, UNSURE, mean_interval, verdict
 from training.recipe import load_recipe
 from vaswani_transformer import PRESETS, VaswaniTransformerConfig
-from vaswani_transformer.cli import main
 
 
 def test_rows_keep_the_proportions_of_the_paper():
@@ -85,7 +85,7 @@ def test_a_row_given_twice_is_trained_once():
 @pytest.fixture
 def command(text, tmp_path) -> list[str]:
     """Runs of two steps of a tiny model."""
-    words = f"paper table3 --output {tmp_path} --seeds 1 --data {text} --max_steps 2 --validate_every 2"
+    words = f"table3 --output {tmp_path} --seeds 1 --data {text} --max_steps 2 --validate_every 2"
     words += " --warmup_steps 1 --vocab_size 270 --max_length 40"
     return f"{words} --model.d_model 16 --model.encoder_layers 1 --model.decoder_layers 1".split()
 

@@ -1,4 +1,4 @@
-"""`paper table1` and `table2`: counted complexities with the paper's exponents, and rows of the results."""
+"""`python -m paper table1` and `table2`: counted complexities with the paper's exponents, and rows of the results."""
 
 import csv
 import json
@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from training.cost import matmul_flop_rate
+from paper.__main__ import main
 from paper.table1 import (
     as_markdown,
     convolutional,
@@ -19,8 +19,8 @@ from paper.table1 import (
     self_attention,
     sequential_steps,
 )
+from training.cost import matmul_flop_rate
 from training.result_row import hardware
-from vaswani_transformer.cli import main
 
 # torch imports scripted formulas when it first computes tangents.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
@@ -63,7 +63,7 @@ def test_table_2_has_a_row_for_every_result(text, tmp_path, capsys):
         other = "vaswani-transformer train --config mine.yaml"
         writer.writerow([other, "a CPU", 1, 7, 1000, "test", 4, 0.6, 10, "nrefs:1", 11, 12])
     words = ["--output", str(tmp_path), "--data", str(text), "--results", str(tmp_path / "results.csv")]
-    main(["paper", "table2", *words])
+    main(["table2", *words])
     result = json.loads((tmp_path / "table2.json").read_text())
     first, second = result["rows"]
     assert first["bleu"] == 36.5 and first["changes"]["model.dropout"] == "0.2" and second["changes"] == {}
@@ -76,7 +76,7 @@ def test_table_2_has_a_row_for_every_result(text, tmp_path, capsys):
 
 
 def test_a_missing_results_file_is_named(tmp_path, refused):
-    error = refused(main, ["paper", "table2", "--output", tmp_path, "--results", tmp_path / "absent.csv"])
+    error = refused(main, ["table2", "--output", tmp_path, "--results", tmp_path / "absent.csv"])
     assert "absent.csv: No such file" in error
 
 
