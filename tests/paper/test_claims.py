@@ -73,6 +73,7 @@ def test_removing_the_factor_equals_longer_queries(tiny_model):
     assert not torch.allclose(found, tiny_model()(input_ids=ids, decoder_input_ids=ids).logits)
 
 
+@pytest.mark.slow
 def test_a_finished_training_is_loaded(text, tmp_path):
     recipe = Recipe.model_validate(SMALL | {"data": str(text), "output_dir": str(tmp_path), "log_every": 6})
     trained, _ = train_lstm(recipe)
@@ -93,6 +94,7 @@ def test_a_finished_training_is_loaded(text, tmp_path):
             train_lstm(recipe.model_copy(update={key: now}))
 
 
+@pytest.mark.slow
 def test_an_lstm_is_trained_with_the_label_smoothing_of_the_recipe(text, tmp_path):
     losses = set()
     for smoothing in ({}, {"label_smoothing": 0.2}, {"label_smoothing_spread": "all"}):
@@ -103,6 +105,7 @@ def test_an_lstm_is_trained_with_the_label_smoothing_of_the_recipe(text, tmp_pat
     assert len(losses) == 3
 
 
+@pytest.mark.slow
 def test_a_changed_transformer_is_trained_and_loaded_with_the_change(text, tmp_path):
     """`train` itself trains it, so it follows every key of the recipe, as the models that it is compared with."""
     keys = SMALL | {"data": str(text), "max_steps": 2}
@@ -130,6 +133,7 @@ def test_paired_bleu_tells_different_systems_apart():
     assert bleu["good"]["bleu"] == pytest.approx(100) and bleu["good"]["p"] < 0.05 and bleu["bad"]["p"] is None
 
 
+@pytest.mark.slow
 def test_a_measured_claim_is_skipped(text, tmp_path, capsys, refused):
     finished_run = tmp_path / "run"
     train(Recipe.model_validate(SMALL | {"max_steps": 10, "data": str(text), "output_dir": str(finished_run)}))
@@ -158,6 +162,7 @@ def test_a_measured_claim_is_skipped(text, tmp_path, capsys, refused):
         assert "--warmup_steps cannot be given: the claim sets it" in error
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_all_commands(text, tmp_path, monkeypatch, refused):
     train(Recipe.model_validate(SMALL | {"max_steps": 1, "data": str(text), "output_dir": str(tmp_path / "run")}))
     command = f"all --output {tmp_path / 'paper'} --data {text} --seeds 1"

@@ -90,6 +90,7 @@ def command(text, tmp_path) -> list[str]:
     return f"{words} --model.d_model 16 --model.encoder_layers 1 --model.decoder_layers 1".split()
 
 
+@pytest.mark.slow
 def test_missing_runs_are_trained_and_finished_ones_are_kept(command, tmp_path, capsys, refused):
     main([*command, "--rows", "base"])
     before = (tmp_path / "table3" / "base-seed1.json").stat().st_mtime_ns
