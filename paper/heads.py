@@ -15,7 +15,7 @@ from vaswani_transformer.command_translator import load_translator
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import read_lines
 
-from .result_files import markdown, provenance, write_result
+from .result_files import describe_origin, format_table, write_result
 
 MEASURES = ("entropy", "distance", "fixed distance", "end", "agreement")
 
@@ -32,9 +32,9 @@ def write_heads(output: Path, model: Path, sentences: list[str], command: str) -
     """Write heads.json and return the report in Markdown. command: reproduces the file"""
     started = time.perf_counter()
     rows = describe_heads(load_translator(str(model), "cpu", "float32", download=False), sentences)
-    result = {"sentences": len(sentences), "heads": rows} | provenance(command, [], time.perf_counter() - started)
+    result = {"sentences": len(sentences), "heads": rows} | describe_origin(command, [], time.perf_counter() - started)
     write_result(output / "heads.json", result)
-    return as_markdown(result)
+    return format_result(result)
 
 
 def describe_heads(translator: Translator, sentences: list[str]) -> list[dict[str, Any]]:
@@ -47,7 +47,7 @@ def describe_heads(translator: Translator, sentences: list[str]) -> list[dict[st
     for sentence in sentences:
         maps = attention_maps(translator.model, translator.tokenizer, sentence, None, translator.target_tokenizer)
         for kind, by_sentence in measured.items():
-            by_sentence.append(measures(kind, getattr(maps, kind)))
+            by_sentence.append(measure_heads(kind, getattr(maps, kind)))
     return [
         {"kind": kind, "layer": layer, "head": head}
         | {name: round(value, 3) for name, value in zip(MEASURES, values, strict=True) if not math.isnan(value)}
@@ -57,7 +57,7 @@ def describe_heads(translator: Translator, sentences: list[str]) -> list[dict[st
     ]
 
 
-def measures(kind: str, weights: Tensor) -> Tensor:
+def measure_heads(kind: str, weights: Tensor) -> Tensor:
     """Return MEASURES (layers, heads, measure) of the weights (layers, heads, query, key) of one sentence.
 
     NaN for a measure that this kind of head does not have.
@@ -76,9 +76,9 @@ def measures(kind: str, weights: Tensor) -> Tensor:
     return torch.stack(columns, dim=-1)
 
 
-def as_markdown(result: dict[str, Any]) -> str:
+def format_result(result: dict[str, Any]) -> str:
     """Return the report in Markdown. result: the content of heads.json"""
-    return markdown(
+    return format_table(
         [
             {name: row[name] for name in ("kind", "layer", "head")}
             | {name: f"{row[name]:.2f}" if name in row else "" for name in MEASURES}

@@ -11,7 +11,7 @@ from training.train import train
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
 
-from ..parallel import in_processes
+from ..parallel import run_in_processes
 from ..table3 import RECIPE
 from .claim import Measurements, Setting
 
@@ -49,7 +49,7 @@ def train_models(setting: Setting, models: Mapping[Kind, Variant], steps: int) -
             kinds.append(kind)
             calls.append((Path(f"{folder}.log"), partial(model.measure, recipe)))
     measurements: Measurements = {"steps": load_recipe(RECIPE, options).max_steps}
-    for kind, result in zip(kinds, in_processes(calls, setting.jobs), strict=True):
+    for kind, result in zip(kinds, run_in_processes(calls, setting.jobs), strict=True):
         for name, value in result.items():
             measurements.setdefault(name, {}).setdefault(kind, []).append(value)
     return measurements

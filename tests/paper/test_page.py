@@ -9,7 +9,7 @@ import pytest
 
 from paper.__main__ import main
 from paper.claims import CLAIMS
-from paper.page import page
+from paper.page import build_page
 
 FOLDER = Path(__file__).parents[2] / "paper" / "results"
 RESULT_FILES = sorted(path for path in FOLDER.rglob("*.json") if path.name != "table3.json")
@@ -17,7 +17,7 @@ RESULT_FILES = sorted(path for path in FOLDER.rglob("*.json") if path.name != "t
 
 def test_the_page_is_made_from_the_result_files():
     written = (FOLDER / "README.md").read_text(encoding="utf-8")
-    assert written == page(FOLDER), "run `python -m paper page --output paper/results`"
+    assert written == build_page(FOLDER), "run `python -m paper page --output paper/results`"
     pictures = re.findall(r"\]\(([^)]+\.png)\)", written)
     assert len(pictures) > 5 and all((FOLDER / name).is_file() for name in pictures)
 
@@ -49,9 +49,9 @@ def test_every_run_of_table_3_saw_the_same_tokens():
 
 
 def test_notes_belong_to_the_results_of_their_folder(tmp_path):
-    assert "Notes on these results" in page(FOLDER)
+    assert "Notes on these results" in build_page(FOLDER)
     shutil.copy(FOLDER / "table3.json", tmp_path)
-    assert "Notes" not in page(tmp_path)
+    assert "Notes" not in build_page(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["empty", "absent", "model"])

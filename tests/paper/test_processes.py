@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paper.parallel import in_processes
+from paper.parallel import run_in_processes
 from training.stopping import Signals
 from vaswani_transformer.errors import InputError
 
@@ -31,14 +31,14 @@ def fail_if_first(path: Path) -> None:
 
 def test_results_keep_the_order_of_the_calls(tmp_path):
     calls = [(tmp_path / f"{n}.log", partial(touch, tmp_path / f"{n}", 0.3 * (n == 0))) for n in range(3)]
-    assert in_processes(calls, jobs=2) == ["0", "1", "2"]
+    assert run_in_processes(calls, jobs=2) == ["0", "1", "2"]
 
 
 def test_the_first_error_stops_all_processes(tmp_path):
     calls = [(tmp_path / f"{n}.log", partial(fail_if_first, tmp_path / f"{n}")) for n in range(5)]
     with pytest.raises(InputError, match="the first is wrong"):
-        in_processes(calls, jobs=2)
-    assert not any((tmp_path / f"{n}").exists() for n in range(5))  # `in_processes` has waited for them to end
+        run_in_processes(calls, jobs=2)
+    assert not any((tmp_path / f"{n}").exists() for n in range(5))  # `run_in_processes` has waited for them to end
 
 
 def save_on_signal(path: Path) -> None:
@@ -52,7 +52,7 @@ def save_on_signal(path: Path) -> None:
 
 
 def stop_in_processes(path: Path) -> None:
-    in_processes([(path.with_suffix(".log"), partial(save_on_signal, path))], jobs=1)
+    run_in_processes([(path.with_suffix(".log"), partial(save_on_signal, path))], jobs=1)
 
 
 def test_ctrl_c_lets_a_training_save(tmp_path):
