@@ -121,9 +121,8 @@ def format_provenance(files: dict[str, dict[str, Any]]) -> str:
     """Return a table of the commands; Tables 3 and 4 have a result for each model."""
     made = [about for about in files.values() if "command" in about]
     made += files.get("table4", {}).get("rows", [])
-    table3 = files.get("table3", {})
-    command = table3.get("made_by", "python -m paper table3")
-    made += [row | {"command": command, "seconds": row["cpu_seconds"]} for row in table3.get("rows", [])]
+    if table3 := files.get("table3"):
+        made += [row | {"command": table3["made_by"], "seconds": row["cpu_seconds"]} for row in table3["rows"]]
     by_command: dict[str, list[dict[str, Any]]] = {}
     for result in made:
         by_command.setdefault(result["command"], []).append(result)

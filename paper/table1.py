@@ -41,6 +41,7 @@ def attend(positions: Sequence[Tensor], depth: int) -> Sequence[Tensor]:
 
 
 def recur(positions: Sequence[Tensor], depth: int) -> Sequence[Tensor]:
+    """Apply a recurrent layer with tanh."""
     d = positions[0].shape[1]
     cell = torch.nn.RNNCell(d, d, bias=False, dtype=positions[0].dtype).requires_grad_(False)
     torch.nn.init.orthogonal_(cell.weight_hh)  # keeps the norm of the signal roughly constant

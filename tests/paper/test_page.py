@@ -35,7 +35,7 @@ def test_verdicts_follow_from_the_measurements(name):
 def test_every_result_says_how_it_was_made(path):
     found = json.loads(path.read_text(encoding="utf-8"))
     for result in found["rows"] if path.stem == "table4" else [found]:
-        assert result["command"].startswith("vaswani-transformer ") and "/" not in result["command"]
+        assert re.match("(vaswani-transformer|python -m) paper ", result["command"]) and "/" not in result["command"]
         assert result["commit"] and result["hardware"] and isinstance(result["seeds"], list)
         # Label smoothing is judged from the rows of Table 3, in no time.
         assert result["seconds"] > 0 or path.stem == "label_smoothing"
@@ -43,7 +43,7 @@ def test_every_result_says_how_it_was_made(path):
 
 def test_every_run_of_table_3_saw_the_same_tokens():
     rows = json.loads((FOLDER / "table3.json").read_text(encoding="utf-8"))["rows"]
-    assert all(row["command"].startswith("vaswani-transformer train --config multi30k_table3") for row in rows)
+    assert all("multi30k_table3" in row["command"] for row in rows)
     for seed in {row["seed"] for row in rows}:
         assert len({(row["tokens"], row["steps"], row["bleu_signature"]) for row in rows if row["seed"] == seed}) == 1
 
