@@ -44,7 +44,7 @@ def train_models(setting: Setting, models: Mapping[Kind, Variant], steps: int) -
             raise InputError(f"--{key} cannot be given: the claim sets it")
         for seed in setting.seeds:
             keys = {**model.keys, "seed": str(seed)}
-            folder = runs_folder(setting) / f"{model.folder}-seed{seed}"
+            folder = setting.runs / f"{model.folder}-seed{seed}"
             recipe = load_recipe(RECIPE, {**options, **keys, "output_dir": str(folder)})
             kinds.append(kind)
             calls.append((Path(f"{folder}.log"), partial(model.measure, recipe)))
@@ -53,10 +53,6 @@ def train_models(setting: Setting, models: Mapping[Kind, Variant], steps: int) -
         for name, value in result.items():
             measurements.setdefault(name, {}).setdefault(kind, []).append(value)
     return measurements
-
-
-def runs_folder(setting: Setting) -> Path:
-    return setting.output / "claims" / "runs"
 
 
 def train_and_load(recipe: Recipe, change: Change | None = None) -> Translator:

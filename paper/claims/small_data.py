@@ -16,7 +16,7 @@ from ..rnn import beam_search
 from ..table3 import RECIPE
 from ..verdicts import FAILS, HOLDS, UNSURE, estimate_mean, format_mean, judge, subtract
 from .claim import Judgement, Measurements, Setting
-from .comparison import LONG_STEPS, Variant, runs_folder, train_and_load, train_models
+from .comparison import LONG_STEPS, Variant, train_and_load, train_models
 
 PAIRS = (1000, 3000, 10_000, 29_000)
 # Recipe keys for the files that `write_first_pairs` writes, whatever the source of the text.
@@ -49,7 +49,7 @@ def write_first_pairs(setting: Setting, count: int) -> tuple[int, Path]:
     recipe = load_recipe(RECIPE, setting.options)
     chunks = chain.from_iterable(text.chunks() for text in parallel_texts(recipe, recipe.train))
     pairs = chain.from_iterable(zip(chunk.sources, chunk.targets, strict=True) for chunk in chunks)
-    folder = runs_folder(setting) / f"first-{count}"
+    folder = setting.runs / f"first-{count}"
     folder.mkdir(parents=True, exist_ok=True)
     chosen = [(source or "", target or "") for source, target in islice(pairs, count)]
     development = list(zip(setting.development.sources, setting.development.references, strict=True))

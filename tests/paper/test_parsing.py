@@ -17,12 +17,13 @@ from paper import table4
 from paper.__main__ import main
 from paper.parsing.constraint import SHARE_OF_ALL_WORDS, WellFormedTrees
 from paper.parsing.evalb import compute_f1
-from paper.parsing.search import decode_tokens
+from paper.parsing.search import ALPHA, decode_tokens
 from paper.parsing.train_parser import train_parsing_tokenizer
 from paper.parsing.trees import build_tree, linearise, parse_trees, read_treebank, recombine, split_words
 from paper.rnn import RnnWithAttention, beam_search
 from paper.table4 import BUDGETS, SYSTEMS, describe_leads
 from paper.verdicts import format_mean
+from training.recipe import load_recipe
 from vaswani_transformer import gnmt_length_penalty
 from vaswani_transformer.errors import InputError
 
@@ -274,6 +275,10 @@ def treebank(tmp_path_factory: pytest.TempPathFactory) -> Path:
             lines.append(f"( (S {noun_phrase()} (VP (VBZ {generator.choice(verbs)}){rest}) (. .)))")
         (folder / f"wsj_{number:04}.mrg").write_text("\n".join(lines) + "\n")
     return folder
+
+
+def test_the_recipe_has_the_length_penalty_of_the_search() -> None:
+    assert load_recipe(table4.RECIPE).length_penalty == ALPHA == 0.3  # section 6.3
 
 
 def test_a_missing_text_is_reported_before_any_training(treebank: Path, tmp_path: Path, refused: Any) -> None:
