@@ -2,7 +2,7 @@
 
 commands.md is the help of every command, recipe.md lists every key of a recipe, source.md every module with the first
 line of its docstring, annotated.md is examples/annotated_transformer.py as a page, and paper.md is the page that
-`vaswani-transformer paper page` writes from the result files in paper/results.
+`python -m paper page` writes from the result files in paper/results.
 """
 
 import ast
@@ -25,8 +25,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 import notebook  # noqa: E402
 
 # Programs without a command; they are started with `python -m`.
-MODULES = ("training.translate", "training.interpolate")
-FOLDERS = ("vaswani_transformer", "training", "conversion", "hub", "examples", "benchmarks")
+MODULES = ("training.translate", "paper.__main__")
+FOLDERS = ("vaswani_transformer", "training", "conversion", "hub", "paper", "examples", "benchmarks")
 
 COMMANDS_INTRODUCTION = """# Commands
 
@@ -59,7 +59,7 @@ def on_files(files, config):
         "explanation/annotated.md": notebook.as_markdown(ROOT / "examples" / "annotated_transformer.py"),
     }.items():
         files.append(File.generated(config, path, content=content))
-    paper = ROOT / "training" / "results" / "paper"
+    paper = ROOT / "paper" / "results"
     page = re.sub(r"\]\(([\w/]+\.png)\)", r"](paper/\1)", (paper / "README.md").read_text(encoding="utf-8"))
     files.append(File.generated(config, "paper.md", content=page))
     for path in paper.rglob("*.png"):
@@ -83,7 +83,8 @@ def commands_page() -> str:
     insert_programs(root)
     lines = [COMMANDS_INTRODUCTION, documentation(root, "vaswani-transformer")]
     lines += ["## Programs without a command\n"]
-    lines += [documentation(command_of(module), f"python -m {module}", level=3) for module in MODULES]
+    for module in MODULES:
+        lines.append(documentation(command_of(module), f"python -m {module.removesuffix('.__main__')}", level=3))
     return "\n".join(lines)
 
 

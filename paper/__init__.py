@@ -1,4 +1,6 @@
-"""Reproduce the paper's tables, figures and claims: `vaswani-transformer paper table3 --output FOLDER`.
+"""The laboratory: reproduces the paper's tables, figures and claims, `python -m paper table3 --output FOLDER`.
+
+It runs from a clone and is not in the wheel.
 
 A command is the module of the same name; its `write_NAME` does everything.
 
@@ -12,6 +14,7 @@ A command is the module of the same name; its `write_NAME` does everything.
     claims/          measures and judges each claim
     page.py          the page with all results
     __main__.py      the options of these commands; `paper all` runs them in turn
+    recipes/         the base row of Table 3, and the parsers of Table 4
 
 From a measurement to the page:
 

@@ -1,4 +1,4 @@
-"""`vaswani-transformer paper table3 --output FOLDER`: the paper's tables, figures and claims, one command each."""
+"""`python -m paper table3 --output FOLDER`: the paper's tables, figures and claims, one command each."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -136,9 +136,9 @@ def heads(
     lines: Annotated[int, typer.Option(min=1, help="Lines to read.")] = LINES,
 ) -> None:
     from .heads import read_sentences, write_heads
-    from .result_files import command_line
+    from .result_files import format_command
 
-    command = command_line("paper heads", {"model": model, "text": text, "lines": lines})
+    command = format_command("python -m paper heads", {"model": model, "text": text, "lines": lines})
     typer.echo(write_heads(output, model, read_sentences(text, lines), command))
 
 
@@ -205,7 +205,7 @@ def run_all(
     from .figures import write_figures
     from .heads import write_heads
     from .page import write_page
-    from .result_files import command_line
+    from .result_files import format_command
     from .table1 import write_table1
     from .table2 import RESULTS, write_table2
     from .table3 import parse_rows, write_table3
@@ -223,7 +223,8 @@ def run_all(
         typer.echo(write_table4(output, treebank, None, VOCABULARY, numbers, {}))
     echo_paths(write_figures(output, run, FIGURES, None))
     echo_paths(write_walk(output, run, None, None, Head("encoder", 1, 1)))
-    typer.echo(write_heads(output, run, setting.development.sources[:LINES], command_line("paper all", {"run": run})))
+    command = format_command("python -m paper all", {"run": run})
+    typer.echo(write_heads(output, run, setting.development.sources[:LINES], command))
     try:
         write_claims(setting, list(CLAIMS))
     except InputError:  # some claims could not be measured; the page shows the others
@@ -253,7 +254,7 @@ def echo_paths(paths: list[Path]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    exit_cleanly(app, arguments, name="vaswani-transformer paper")
+    exit_cleanly(app, arguments, name="python -m paper")
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ from training.prepare import Prepared, prepare
 from training.processes import make_accelerator
 from training.recipe import Recipe
 from training.report import Reporter
-from training.run_folder import differences, with_defaults
+from training.run_folder import differences
 from training.schedule import linear_decay
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object, write_json
 from vaswani_transformer.modeling_vaswani_transformer import label_smoothed_cross_entropy
 
-from .rnn import RnnWithAttention, rnn_of_size
+from .rnn import RnnWithAttention, make_rnn
 
 WEIGHTS, LOSSES = "fitted.safetensors", "losses.json"
 # The LSTM's own settings of Adam, common at this size, instead of the recipe's, which are for a Transformer; the other
@@ -45,7 +45,7 @@ def train_lstm(recipe: Recipe) -> tuple[RnnWithAttention, Prepared]:
     prepared = prepare(recipe, folder, make_accelerator(recipe, folder), Reporter(True))
     size = prepared.model.num_parameters()
     torch.manual_seed(recipe.seed)
-    model = rnn_of_size(size, len(prepared.text.tokenizer), "lstm", prepared.config.dropout)
+    model = make_rnn(size, len(prepared.text.tokenizer), "lstm", prepared.config.dropout)
     model.to(prepared.accelerator.device)
     if (folder / LOSSES).is_file():
         check_same_recipe(recipe)
@@ -65,13 +65,13 @@ def check_lstm_recipe(recipe: Recipe) -> None:
 
 def check_same_recipe(recipe: Recipe) -> None:
     """Raise InputError unless the finished LSTM in recipe.output_dir was trained with this recipe."""
-    folder, now = Path(recipe.output_dir), fixed_keys(recipe)
+    folder, now = Path(recipe.output_dir), select_fixed_keys(recipe)
     recorded = read_json_object(folder / LOSSES, "recipe")["recipe"]
-    if changes := differences(with_defaults(recorded, now), now):
+    if changes := differences(recorded, now):
         raise InputError(f"{folder} holds a model of another recipe: {'; '.join(changes)}; remove the folder")
 
 
-def fixed_keys(recipe: Recipe) -> dict[str, Any]:
+def select_fixed_keys(recipe: Recipe) -> dict[str, Any]:
     """Return the keys that a finished LSTM depends on; unlike a run of `train`, it cannot be trained for more steps."""
     return recipe.fixed_keys() | {"max_steps": recipe.max_steps, "max_epochs": recipe.max_epochs}
 
@@ -108,9 +108,9 @@ def fit(model: RnnWithAttention, prepared: Prepared) -> None:
     pipeline.close()
     save_model(model, str(folder / WEIGHTS))
     cpu_seconds = time.process_time() - began
-    write_json(folder / LOSSES, {"losses": losses, "cpu_seconds": cpu_seconds, "recipe": fixed_keys(recipe)})
+    write_json(folder / LOSSES, {"losses": losses, "cpu_seconds": cpu_seconds, "recipe": select_fixed_keys(recipe)})
 
 
-def seconds_of_fit(folder: Path) -> float:
+def read_cpu_seconds(folder: Path) -> float:
     """Return the CPU seconds that the training in this folder took."""
     return read_json_object(folder / LOSSES)["cpu_seconds"]

@@ -14,7 +14,7 @@ from vaswani_transformer.attention_maps import attention_maps
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import read_lines
 
-from .result_files import markdown, provenance, write_result
+from .result_files import describe_origin, format_table, write_result
 
 MEASURES = ("entropy", "distance", "fixed distance", "end", "agreement")
 
@@ -30,12 +30,11 @@ def read_sentences(text: Path, lines: int) -> list[str]:
 def write_heads(output: Path, model: Path, sentences: list[str], command: str) -> str:
     """Write heads.json and return the report in Markdown. command: reproduces the file"""
     started = time.perf_counter()
-    rows = describe_heads(
-        TorchTranslator.from_pretrained(model, device="cpu", dtype="float32", local_files_only=True), sentences
-    )
-    result = {"sentences": len(sentences), "heads": rows} | provenance(command, [], time.perf_counter() - started)
+    translator = TorchTranslator.from_pretrained(model, device="cpu", dtype="float32", local_files_only=True)
+    rows = describe_heads(translator, sentences)
+    result = {"sentences": len(sentences), "heads": rows} | describe_origin(command, [], time.perf_counter() - started)
     write_result(output / "heads.json", result)
-    return as_markdown(result)
+    return format_result(result)
 
 
 def describe_heads(translator: TorchTranslator, sentences: list[str]) -> list[dict[str, Any]]:
@@ -48,7 +47,7 @@ def describe_heads(translator: TorchTranslator, sentences: list[str]) -> list[di
     for sentence in sentences:
         maps = attention_maps(translator.model, translator.tokenizer, sentence, None, translator.target_tokenizer)
         for kind, by_sentence in measured.items():
-            by_sentence.append(measures(kind, getattr(maps, kind)))
+            by_sentence.append(measure_heads(kind, getattr(maps, kind)))
     return [
         {"kind": kind, "layer": layer, "head": head}
         | {name: round(value, 3) for name, value in zip(MEASURES, values, strict=True) if not math.isnan(value)}
@@ -58,7 +57,7 @@ def describe_heads(translator: TorchTranslator, sentences: list[str]) -> list[di
     ]
 
 
-def measures(kind: str, weights: Tensor) -> Tensor:
+def measure_heads(kind: str, weights: Tensor) -> Tensor:
     """Return MEASURES (layers, heads, measure) of the weights (layers, heads, query, key) of one sentence.
 
     NaN for a measure that this kind of head does not have.
@@ -77,9 +76,9 @@ def measures(kind: str, weights: Tensor) -> Tensor:
     return torch.stack(columns, dim=-1)
 
 
-def as_markdown(result: dict[str, Any]) -> str:
+def format_result(result: dict[str, Any]) -> str:
     """Return the report in Markdown. result: the content of heads.json"""
-    return markdown(
+    return format_table(
         [
             {name: row[name] for name in ("kind", "layer", "head")}
             | {name: f"{row[name]:.2f}" if name in row else "" for name in MEASURES}

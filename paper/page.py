@@ -14,8 +14,8 @@ from vaswani_transformer.model_folder import read_json_object
 
 from . import heads, table1, table2, table3, table4
 from .claims import CLAIMS, write_claim
-from .plots import save
-from .result_files import duration, markdown
+from .plots import save_picture
+from .result_files import format_duration, format_table
 
 TABLES = {"table1": table1, "table2": table2, "table3": table3, "table4": table4, "heads": heads}
 NOTES = "NOTES.md"  # remarks on the results of a folder, a section of the page
@@ -33,9 +33,9 @@ def write_page(folder: Path) -> Path:
 
     Figures 1 to 5 and the walk keep their pictures: drawing them needs the model.
     """
-    text = page(folder)
+    text = build_page(folder)
     if found := read_results(folder, ["table1"]):
-        save(table1.draw_curves(found["table1"]["layers"]), folder / "table1.png")
+        save_picture(table1.draw_curves(found["table1"]["layers"]), folder / "table1.png")
     for name, result in read_results(folder / "claims", CLAIMS).items():
         write_claim(folder / "claims", name, result)
     path = folder / "README.md"
@@ -44,7 +44,7 @@ def write_page(folder: Path) -> Path:
     return path
 
 
-def page(folder: Path) -> str:
+def build_page(folder: Path) -> str:
     """Return page.md with the results of the folder. Sections without results are left out.
 
     Raises InputError if the folder has no results at all.
@@ -53,18 +53,18 @@ def page(folder: Path) -> str:
     claims = read_results(folder / "claims", CLAIMS)
     if not files and not claims:
         raise InputError(
-            f"--output {folder} has no results; make some first, such as `vaswani-transformer paper table1 --output "
-            f"{folder}` (`vaswani-transformer paper --help` lists all commands)"
+            f"--output {folder} has no results; make some first, such as `python -m paper table1 --output "
+            f"{folder}` (`python -m paper --help` lists all commands)"
         )
     contents = {
-        "figures": figure_sections(files),
-        "walk": picture("walk.png", "The walk through attention") if "walk" in files else "",
-        "claims": claim_sections(claims),
+        "figures": format_figures(files),
+        "walk": format_picture("walk.png", "The walk through attention") if "walk" in files else "",
+        "claims": format_claims(claims),
         "notes": (folder / NOTES).read_text(encoding="utf-8") if (folder / NOTES).is_file() else "",
-        "provenance": provenance_table(files | claims),
+        "provenance": format_provenance(files | claims),
     }
     for name, module in TABLES.items():
-        contents[name] = module.as_markdown(files[name]) if name in files else ""
+        contents[name] = module.format_result(files[name]) if name in files else ""
     template = Path(__file__).with_name("page.md").read_text(encoding="utf-8")
     sections = []
     for section in re.split(r"^(?=## |\{notes\})", template, flags=re.MULTILINE):  # the notes have their own heading
@@ -82,16 +82,16 @@ def read_results(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]
     return {path.stem: read_json_object(path) for path in paths if path.is_file()}
 
 
-def figure_sections(files: dict[str, dict[str, Any]]) -> str:
+def format_figures(files: dict[str, dict[str, Any]]) -> str:
     parts = []
     for name, caption in CAPTIONS.items():
         if name in files:
-            sentences = map(heads_sentence, files[name].get("found", []))
-            parts += [f"### {caption}\n", *sentences, picture(f"{name}.png", caption)]
+            sentences = map(describe_chosen, files[name].get("found", []))
+            parts += [f"### {caption}\n", *sentences, format_picture(f"{name}.png", caption)]
     return "\n".join(parts)
 
 
-def heads_sentence(chosen: dict[str, Any]) -> str:
+def describe_chosen(chosen: dict[str, Any]) -> str:
     """Describe the heads that the search selected for a figure."""
     numbers = ", ".join(map(str, chosen["heads"]))
     link = f": “{chosen['query']}” attends most to “{chosen['key']}”" if chosen["query"] else ""
@@ -99,7 +99,7 @@ def heads_sentence(chosen: dict[str, Any]) -> str:
     return f"Layer {chosen['layer']}, {noun} {numbers}{link} (score {chosen['score']:.2f}).\n"
 
 
-def claim_sections(measured: dict[str, dict[str, Any]]) -> str:
+def format_claims(measured: dict[str, dict[str, Any]]) -> str:
     """Return a table of the verdicts, and a section for each claim with its evidence and its picture."""
     verdicts, sections = [], []
     for name, measurements in measured.items():
@@ -109,21 +109,20 @@ def claim_sections(measured: dict[str, dict[str, Any]]) -> str:
         evidence = judgement.evidence[:1].upper() + judgement.evidence[1:]
         sections.append(f"### {claim.text}\n\nVerdict: **{judgement.verdict}**. {evidence}.\n")
         sections += [judgement.table] if judgement.table else []
-        sections.append(picture(f"claims/{name}.png", claim.text))
-    return "\n".join([markdown(verdicts), *sections])
+        sections.append(format_picture(f"claims/{name}.png", claim.text))
+    return "\n".join([format_table(verdicts), *sections])
 
 
-def picture(name: str, text: str) -> str:
+def format_picture(name: str, text: str) -> str:
     return f"![{text}]({name})\n"
 
 
-def provenance_table(files: dict[str, dict[str, Any]]) -> str:
+def format_provenance(files: dict[str, dict[str, Any]]) -> str:
     """Return a table of the commands; Tables 3 and 4 have a result for each model."""
     made = [about for about in files.values() if "command" in about]
     made += files.get("table4", {}).get("rows", [])
-    table3 = files.get("table3", {})
-    command = table3.get("made_by", "vaswani-transformer paper table3")
-    made += [row | {"command": command, "seconds": row["cpu_seconds"]} for row in table3.get("rows", [])]
+    if table3 := files.get("table3"):
+        made += [row | {"command": table3["made_by"], "seconds": row["cpu_seconds"]} for row in table3["rows"]]
     by_command: dict[str, list[dict[str, Any]]] = {}
     for result in made:
         by_command.setdefault(result["command"], []).append(result)
@@ -134,8 +133,8 @@ def provenance_table(files: dict[str, dict[str, Any]]) -> str:
             "commit": ", ".join(sorted({result["commit"] for result in group})),
             "hardware": ", ".join(sorted({result["hardware"] for result in group})),
             "seeds": ", ".join(sorted({str(seed) for result in group for seed in result["seeds"]})),
-            "time": duration(sum(result["seconds"] for result in group)),
+            "time": format_duration(sum(result["seconds"] for result in group)),
         }
         for command, group in sorted(by_command.items())
     ]
-    return markdown(rows)
+    return format_table(rows)

@@ -14,7 +14,7 @@ from vaswani_transformer.errors import UnavailableError
 from vaswani_transformer.exit import print_error
 
 
-def in_processes(calls: Sequence[tuple[Path, Callable[[], Any]]], jobs: int) -> list[Any]:
+def run_in_processes(calls: Sequence[tuple[Path, Callable[[], Any]]], jobs: int) -> list[Any]:
     """Run (log, function) calls, `jobs` at a time, and return their results in order.
 
     Each function's stderr goes to its log. The processes share the cores: two small models train faster side by side
@@ -22,7 +22,7 @@ def in_processes(calls: Sequence[tuple[Path, Callable[[], Any]]], jobs: int) -> 
     """
     threads = max(1, torch.get_num_threads() // jobs)
     with ProcessPoolExecutor(jobs, get_context("spawn"), set_up_process, (threads,)) as pool:
-        futures = {pool.submit(logged, log, function): log for log, function in calls}
+        futures = {pool.submit(call_logged, log, function): log for log, function in calls}
         try:
             for future in as_completed(futures):
                 future.result()
@@ -47,7 +47,7 @@ def set_up_process(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def logged(log: Path, function: Callable[[], Any]) -> Any:
+def call_logged(log: Path, function: Callable[[], Any]) -> Any:
     """Return function(), with the process's stderr appended to a log."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:

@@ -14,13 +14,13 @@ from vaswani_transformer.pictures import RESOLUTION
 from .verdicts import Interval
 
 
-def panels(count: int = 1) -> tuple[Figure, Sequence[Axes]]:
+def make_panels(count: int = 1) -> tuple[Figure, Sequence[Axes]]:
     """Return a figure with `count` plots side by side."""
     figure = Figure(figsize=(7 if count == 1 else 5 * count, 4), layout="constrained", dpi=RESOLUTION)
     return figure, figure.subplots(1, count, squeeze=False)[0]
 
 
-def save(figure: Figure, path: Path) -> None:
+def save_picture(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
         figure.savefig(file, format="png")
@@ -34,7 +34,7 @@ def plot_curves(
         axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
     label_axes(axis, x, y)
     if log_x:
-        log_x_ticks(axis, {point[0] for points in series.values() for point in points})
+        set_log_x(axis, {point[0] for points in series.values() for point in points})
 
 
 def plot_means(
@@ -69,14 +69,14 @@ def plot_intervals(axis: Axes, values: Mapping[str, Interval], y: str, zero: boo
         axis.axhline(0, color="grey", linewidth=1)
 
 
-def log_x_ticks(axis: Axes, values: set[float]) -> None:
+def set_log_x(axis: Axes, values: set[float]) -> None:
     """Make the x axis logarithmic, with ticks at the measured values, written as plain numbers."""
     axis.set_xscale("log")
     axis.set_xticks(sorted(values), [f"{value:,g}" for value in sorted(values)])
     axis.minorticks_off()
 
 
-def log_y(axis: Axes) -> None:
+def set_log_y(axis: Axes) -> None:
     """Make the y axis logarithmic, with plain numbers as its labels."""
     axis.set_yscale("log")
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

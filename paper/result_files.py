@@ -15,13 +15,14 @@ from vaswani_transformer.model_folder import read_json_object, write_json
 PAPER: dict[str, Any] = json.loads((Path(__file__).parent / "paper.json").read_text(encoding="utf-8"))
 
 
-def command_line(command: str, options: Mapping[str, object], keys: Mapping[str, str | None] | None = None) -> str:
+def format_command(command: str, options: Mapping[str, object], keys: Mapping[str, str | None] | None = None) -> str:
     """Return the command that reproduces a result file, without local paths.
 
+    command: the program and its subcommand, such as `python -m paper table3`
     options: None values are omitted, paths are shortened to their last component
     keys: recipe keys; those that only locate files on this machine are omitted
     """
-    words = ["vaswani-transformer", *command.split()]
+    words = command.split()
     for name, value in options.items():
         if value is not None:
             words += [f"--{name}", value.name if isinstance(value, Path) else str(value)]
@@ -29,7 +30,7 @@ def command_line(command: str, options: Mapping[str, object], keys: Mapping[str,
     return shlex.join(words)
 
 
-def provenance(command: str, seeds: list[int], seconds: float) -> dict[str, Any]:
+def describe_origin(command: str, seeds: list[int], seconds: float) -> dict[str, Any]:
     """Return the fields that record how a result file was made."""
     return {
         "command": command,
@@ -62,14 +63,14 @@ def write_result(path: Path, result: dict[str, Any]) -> None:
     write_json(path, result)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Write a time as `2 h 28 min`, `15 min 27 s` or `16 s`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def markdown(rows: Sequence[Mapping[str, object]], headings: Mapping[str, str] | None = None) -> str:
+def format_table(rows: Sequence[Mapping[str, object]], headings: Mapping[str, str] | None = None) -> str:
     """Return a Markdown table of rows with the same columns.
 
     headings: column titles that differ from the keys

@@ -76,7 +76,7 @@ class RnnWithAttention(nn.Module):
         return torch.cat((hidden, context), dim=-1), state, context
 
 
-def rnn_of_size(parameters: int, vocabulary: int, cell: str, dropout: float = 0.0) -> RnnWithAttention:
+def make_rnn(parameters: int, vocabulary: int, cell: str, dropout: float = 0.0) -> RnnWithAttention:
     """Return the RNN whose parameter count is closest to `parameters`."""
     make = partial(RnnWithAttention, vocabulary, cell=cell, dropout=dropout)
 

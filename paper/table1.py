@@ -22,8 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vaswani_transformer.modeling_vaswani_transformer import scaled_dot_product_attention
 
-from .plots import panels, plot_curves, save
-from .result_files import PAPER, markdown, provenance, write_result
+from .plots import make_panels, plot_curves, save_picture
+from .result_files import PAPER, describe_origin, format_table, write_result
 from .verdicts import fit_exponents
 
 LENGTHS, WIDTHS = (16, 32, 64, 128, 256, 512, 1024), (64, 128, 256, 512)
@@ -34,13 +34,14 @@ PRODUCTS = ("MmBackward", "AddmmBackward", "BmmBackward", "ConvolutionBackward")
 Layer = Callable[[Sequence[Tensor], int], Sequence[Tensor]]
 
 
-def self_attention(positions: Sequence[Tensor], depth: int) -> Sequence[Tensor]:
+def attend(positions: Sequence[Tensor], depth: int) -> Sequence[Tensor]:
     """Apply the attention function of the model, without projections, as in the paper's count."""
     x = torch.cat(tuple(positions))[None]
     return scaled_dot_product_attention(x, x, x)[0][0].split(1)
 
 
-def recurrent(positions: Sequence[Tensor], depth: int) -> Sequence[Tensor]:
+def recur(positions: Sequence[Tensor], depth: int) -> Sequence[Tensor]:
+    """Apply a recurrent layer with tanh."""
     d = positions[0].shape[1]
     cell = torch.nn.RNNCell(d, d, bias=False, dtype=positions[0].dtype).requires_grad_(False)
     torch.nn.init.orthogonal_(cell.weight_hh)  # keeps the norm of the signal roughly constant
@@ -50,7 +51,7 @@ def recurrent(positions: Sequence[Tensor], depth: int) -> Sequence[Tensor]:
     return states[1:]
 
 
-def convolutional(positions: Sequence[Tensor], depth: int, kernel: int) -> Sequence[Tensor]:
+def convolve(positions: Sequence[Tensor], depth: int, kernel: int) -> Sequence[Tensor]:
     """Apply a causal convolution, dilated by 1, k, k^2, ... as in ByteNet: log_k n layers see all n positions."""
     x = torch.cat(tuple(positions))
     d, dilation = x.shape[1], kernel**depth
@@ -59,7 +60,7 @@ def convolutional(positions: Sequence[Tensor], depth: int, kernel: int) -> Seque
     return F.conv1d(padded, weight, dilation=dilation)[0].T.split(1)
 
 
-def restricted_self_attention(positions: Sequence[Tensor], depth: int, neighbourhood: int) -> Sequence[Tensor]:
+def attend_nearby(positions: Sequence[Tensor], depth: int, neighbourhood: int) -> Sequence[Tensor]:
     """Attend from each position to the `neighbourhood` positions around it; positions beyond the ends are masked."""
     before = neighbourhood // 2
     after = neighbourhood - 1 - before
@@ -76,11 +77,11 @@ def restricted_self_attention(positions: Sequence[Tensor], depth: int, neighbour
 # The layers of each kind by their size besides n and d (the kernel k or the neighbourhood r), and the symbols of all
 # sizes.
 KINDS: dict[str, tuple[dict[tuple[int, ...], Layer], str]] = {
-    "self-attention": ({(): self_attention}, "n d"),
-    "recurrent": ({(): recurrent}, "n d"),
-    "convolutional": ({(k,): partial(convolutional, kernel=k) for k in (3, 5, 9)}, "n d k"),
+    "self-attention": ({(): attend}, "n d"),
+    "recurrent": ({(): recur}, "n d"),
+    "convolutional": ({(k,): partial(convolve, kernel=k) for k in (3, 5, 9)}, "n d k"),
     "restricted self-attention": (
-        {(r,): partial(restricted_self_attention, neighbourhood=r) for r in (8, 16, 32)},
+        {(r,): partial(attend_nearby, neighbourhood=r) for r in (8, 16, 32)},
         "n d r",
     ),
 }
@@ -93,10 +94,12 @@ def measure_layers(lengths: tuple[int, ...], widths: tuple[int, ...]) -> dict[st
     """Return all measurements and the fitted exponents of each kind of layer."""
     measured = {}
     for kind, (layers, symbols) in KINDS.items():
-        work = [(n, d, *size, flops(layer, n, d)) for size, layer in layers.items() for d in widths for n in lengths]
+        work = [
+            (n, d, *size, count_flops(layer, n, d)) for size, layer in layers.items() for d in widths for n in lengths
+        ]
         small = widths[0]  # steps and paths do not depend on d, and steps not on k or r
-        steps = [(n, sequential_steps(next(iter(layers.values())), n, small)) for n in lengths]
-        paths = [(n, *size, path_length(layer, n, small)) for size, layer in layers.items() for n in lengths]
+        steps = [(n, count_steps(next(iter(layers.values())), n, small)) for n in lengths]
+        paths = [(n, *size, measure_path(layer, n, small)) for size, layer in layers.items() for n in lengths]
         measured[kind] = {
             "symbols": symbols.split(),
             "flops": work,
@@ -112,13 +115,13 @@ def measure_layers(lengths: tuple[int, ...], widths: tuple[int, ...]) -> dict[st
     return measured
 
 
-def flops(layer: Layer, length: int, d: int) -> int:
+def count_flops(layer: Layer, length: int, d: int) -> int:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         layer(torch.randn(length, d).split(1), 0)
     return counter.get_total_flops()
 
 
-def products(output: Tensor, select: Callable[[Iterable[int]], int]) -> int:
+def count_products(output: Tensor, select: Callable[[Iterable[int]], int]) -> int:
     """Return the number of products on the longest (select=max) or shortest (min) path from an output to a leaf."""
     count: dict[Any, int] = {}
     stack: list[Any] = [output.grad_fn]
@@ -133,11 +136,11 @@ def products(output: Tensor, select: Callable[[Iterable[int]], int]) -> int:
     return count[output.grad_fn]
 
 
-def sequential_steps(layer: Layer, length: int, d: int) -> int:
-    return products(layer(torch.randn(length, d, requires_grad=True).split(1), 0)[-1], max)
+def count_steps(layer: Layer, length: int, d: int) -> int:
+    return count_products(layer(torch.randn(length, d, requires_grad=True).split(1), 0)[-1], max)
 
 
-def path_length(layer: Layer, length: int, d: int) -> int:
+def measure_path(layer: Layer, length: int, d: int) -> int:
     """Return the number of products between the first input position and the last output position."""
     positions = (1e-3 * torch.randn(length, d, dtype=torch.float64)).split(1)  # small: tanh must not saturate
     first = positions[0].clone().requires_grad_()
@@ -145,7 +148,7 @@ def path_length(layer: Layer, length: int, d: int) -> int:
         positions, layers = [forward_ad.make_dual(first, torch.ones_like(first)), *positions[1:]], 0
         while (tangent := forward_ad.unpack_dual(positions[-1]).tangent) is None or not tangent.any():
             positions, layers = layer(positions, layers), layers + 1
-    return products(positions[-1], min)
+    return count_products(positions[-1], min)
 
 
 def write_table1(output: Path) -> str:
@@ -153,16 +156,16 @@ def write_table1(output: Path) -> str:
     torch.manual_seed(1)
     started = time.perf_counter()
     layers = measure_layers(LENGTHS, WIDTHS)
-    result = {"layers": layers} | provenance("vaswani-transformer paper table1", [1], time.perf_counter() - started)
+    result = {"layers": layers} | describe_origin("python -m paper table1", [1], time.perf_counter() - started)
     write_result(output / "table1.json", result)
-    save(draw_curves(layers), output / "table1.png")
-    return as_markdown(result)
+    save_picture(draw_curves(layers), output / "table1.png")
+    return format_result(result)
 
 
 # ---- the table and its plot ----------------------------------------------------------------------------------------
 
 
-def as_markdown(result: dict[str, Any]) -> str:
+def format_result(result: dict[str, Any]) -> str:
     """Return the table in Markdown. result: the content of table1.json"""
     layers = result["layers"]
     n, _ = layers["recurrent"]["steps"][-1]
@@ -173,24 +176,24 @@ def as_markdown(result: dict[str, Any]) -> str:
         for length, *extra, path in ours["paths"]:
             if length == n:
                 paths.append(f"{path} ({symbols[2]} = {extra[0]})" if extra else str(path))
-        growth = as_powers(["n", *symbols[2:]], ours["path_exponents"])
+        growth = format_powers(["n", *symbols[2:]], ours["path_exponents"])
         if "path_per_log_k_n" in ours:
             growth = f"{ours['path_per_log_k_n']:.2f} log_k n"
         rows.append(
             {
                 "layer": kind,
                 "operations, paper": paper["operations"],
-                "ours, fitted growth": as_powers(symbols, ours["flops_exponents"]),
+                "ours, fitted growth": format_powers(symbols, ours["flops_exponents"]),
                 "steps, paper": paper["steps"],
-                "steps, ours": f"{ours['steps'][-1][1]}; {as_powers(['n'], [ours['steps_exponent']])}",
+                "steps, ours": f"{ours['steps'][-1][1]}; {format_powers(['n'], [ours['steps_exponent']])}",
                 "path, paper": paper["path"],
                 "path, ours": f"{', '.join(paths)}; {growth}",
             }
         )
-    return markdown(rows, dict.fromkeys(("steps, ours", "path, ours"), f"ours at n = {n}; fitted growth"))
+    return format_table(rows, dict.fromkeys(("steps, ours", "path, ours"), f"ours at n = {n}; fitted growth"))
 
 
-def as_powers(symbols: list[str], exponents: list[float]) -> str:
+def format_powers(symbols: list[str], exponents: list[float]) -> str:
     """Format exponents as `n^2.00 d^1.00`; + 0.0 turns a rounded -0.0 into 0.0."""
     return " ".join(f"{symbol}^{round(power, 2) + 0.0:.2f}" for symbol, power in zip(symbols, exponents, strict=True))
 
@@ -202,10 +205,10 @@ def draw_curves(layers: dict[str, Any]) -> Figure:
     for kind, ours in layers.items():
         largest = list(ours["flops"][-1][2:-1])  # k or r, if the kind has it
         label = kind + "".join(f", {ours['symbols'][2]} = {value}" for value in largest)
-        operations[label] = [(n, flops) for n, width, *extra, flops in ours["flops"] if width == d and extra == largest]
+        operations[label] = [(n, count) for n, width, *extra, count in ours["flops"] if width == d and extra == largest]
         steps[label] = ours["steps"]
         paths[label] = [(n, length) for n, *extra, length in ours["paths"] if extra == largest]
-    figure, axes = panels(3)
+    figure, axes = make_panels(3)
     quantities = {f"FLOPs, d = {d}": operations, "sequential steps": steps, "maximum path length": paths}
     for axis, (y, series) in zip(axes, quantities.items(), strict=True):
         plot_curves(axis, series, "sentence length n", y, log_x=True)

@@ -20,9 +20,9 @@ from training.recipe_options import parse_options
 from training.result_row import hardware
 from vaswani_transformer.errors import InputError
 
-from .result_files import PAPER, markdown, provenance, write_result
+from .result_files import PAPER, describe_origin, format_table, write_result
 
-RESULTS = Path(__file__).parent.parent / "results" / "multi30k.csv"
+RESULTS = Path(__file__).parents[1] / "training" / "results" / "multi30k.csv"
 # Options that change neither the model nor its training.
 NOT_A_CHANGE = ("data", "output_dir", "allow_changed")
 
@@ -40,14 +40,14 @@ def write_table2(output: Path, results: Path, data: str) -> str:
         raise InputError(f"--results {results}: {error.strerror}") from error
     # cpu_hours is summed over threads, so the rate is per second of CPU time too.
     rate = matmul_flop_rate(torch.device("cpu"), torch.float32, 2, time.process_time)
-    ours = [our_row(row, rate, data) for row in rows]
+    ours = [make_row(row, rate, data) for row in rows]
     result = {"flop_per_cpu_second": rate, "rows": ours}
-    result |= provenance("vaswani-transformer paper table2", [1], time.perf_counter() - started)
+    result |= describe_origin("python -m paper table2", [1], time.perf_counter() - started)
     write_result(output / "table2.json", result)
-    return as_markdown(result)
+    return format_result(result)
 
 
-def our_row(row: dict[str, str], rate: float, data: str) -> dict[str, Any]:
+def make_row(row: dict[str, str], rate: float, data: str) -> dict[str, Any]:
     """Return the scores of a row of results and its training FLOPs. rate: FLOP per second of CPU time"""
     program, *words = shlex.split(row["command"])
     # Older rows begin with `python -m training`, others with `vaswani-transformer train`.
@@ -55,7 +55,7 @@ def our_row(row: dict[str, str], rate: float, data: str) -> dict[str, Any]:
     name = str(options.pop("config"))
     flops = None
     if name in shipped_recipes():
-        flops = flops_per_step(name, tuple((options | {"data": data}).items())) * int(row["steps"])
+        flops = count_flops_per_step(name, tuple((options | {"data": data}).items())) * int(row["steps"])
     return {
         "model": name.removesuffix(".yaml"),
         "changes": {key: value for key, value in options.items() if key.replace("-", "_") not in NOT_A_CHANGE},
@@ -72,19 +72,19 @@ def our_row(row: dict[str, str], rate: float, data: str) -> dict[str, Any]:
 
 
 @cache  # several rows can be scores of one model
-def flops_per_step(recipe: str, options: tuple[tuple[str, str | None], ...]) -> float:
+def count_flops_per_step(recipe: str, options: tuple[tuple[str, str | None], ...]) -> float:
     return estimate(load_recipe(recipe, dict(options)), seconds=0)["flop_per_step"]
 
 
-def as_markdown(result: dict[str, Any]) -> str:
+def format_result(result: dict[str, Any]) -> str:
     """Return the table in Markdown. result: the content of table2.json"""
     quoted = [
         {
             "model (quoted from the paper)": name,
             "BLEU en-de": row.get("en-de", ""),
             "BLEU en-fr": row.get("en-fr", ""),
-            "FLOPs en-de": scientific(row.get("en-de flops")),
-            "FLOPs en-fr": scientific(row.get("en-fr flops")),
+            "FLOPs en-de": format_scientific(row.get("en-de flops")),
+            "FLOPs en-fr": format_scientific(row.get("en-fr flops")),
         }
         for name, row in PAPER["table2"].items()
     ]
@@ -98,13 +98,13 @@ def as_markdown(result: dict[str, Any]) -> str:
             "sacreBLEU, lower-cased": f"{row['bleu_lowercase']:.2f}",
             "parameters": f"{row['parameters'] / 1e6:.2f} M",
             "CPU hours": f"{row['cpu_hours']:.2f}",
-            "FLOPs, counted": scientific(row["flops_counted"]),
-            "FLOPs, estimated": scientific(row["flops_estimated"]),
+            "FLOPs, counted": format_scientific(row["flops_counted"]),
+            "FLOPs, estimated": format_scientific(row["flops_estimated"]),
         }
         for row in result["rows"]
     ]
-    return markdown(quoted) + "\n" + markdown(measured)
+    return format_table(quoted) + "\n" + format_table(measured)
 
 
-def scientific(value: float | None) -> str:
+def format_scientific(value: float | None) -> str:
     return "" if value is None else f"{value:.1e}"

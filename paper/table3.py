@@ -26,11 +26,20 @@ from vaswani_transformer import PRESETS, TorchTranslator, VaswaniTransformerConf
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
 
-from .parallel import in_processes
-from .result_files import PAPER, check_command, command_line, is_measured, markdown, provenance, write_result
-from .verdicts import Interval, mean_interval, plus_minus, verdict, with_interval
+from .parallel import run_in_processes
+from .result_files import (
+    PAPER,
+    check_command,
+    describe_origin,
+    format_command,
+    format_table,
+    is_measured,
+    write_result,
+)
+from .verdicts import Interval, estimate_mean, format_interval, format_mean, judge
 
-RECIPE = "multi30k_table3"
+RECIPE_NAME = "paper/recipes/multi30k_table3.yaml"  # in a clone
+RECIPE = str(Path(__file__).parents[1] / RECIPE_NAME)
 ROWS: list[str] = list(PAPER["table3"])
 
 # Sections 5.4 and 6.2: row, finding, signs of its differences from the base row in BLEU and in perplexity. The verdicts
@@ -59,13 +68,13 @@ SYMBOLS = {
 }  # fmt: skip
 
 
-def resolved_fields(config: VaswaniTransformerConfig) -> dict[str, Any]:
+def resolve_fields(config: VaswaniTransformerConfig) -> dict[str, Any]:
     """Return the fields of a config, with d_k and d_v resolved to numbers."""
     of_head = config.d_model // config.encoder_attention_heads
     return config.to_dict() | {"d_k": config.d_k or of_head, "d_v": config.d_v or of_head}
 
 
-def row_options(row: str, base: Recipe) -> dict[str, str]:
+def scale_row(row: str, base: Recipe) -> dict[str, str]:
     """Return the row's changes as recipe keys: the sizes of its preset, scaled from the paper's base model to ours.
 
     B-dk16 has d_k 16 where the paper's base model has 64, so it has d_k 4 where our base row has 16.
@@ -73,7 +82,7 @@ def row_options(row: str, base: Recipe) -> dict[str, str]:
     # Label smoothing is a key of the recipe, not a field of the model, so the presets of its rows are empty.
     if smoothing := re.fullmatch(r"D-ls(.*)", row):
         return {"label_smoothing": smoothing[1]}
-    paper, ours = resolved_fields(VaswaniTransformerConfig()), resolved_fields(model_config(base, base.vocab_size))
+    paper, ours = resolve_fields(VaswaniTransformerConfig()), resolve_fields(model_config(base, base.vocab_size))
     options = {}
     for field, value in PRESETS[row].items():
         if isinstance(value, int) and isinstance(paper[field], int):
@@ -99,7 +108,8 @@ def write_table3(output: Path, rows: list[str], seeds: list[int], jobs: int, opt
     folder, base = output / "table3", load_recipe(RECIPE, options)
 
     def train_command(row: str, seed: int) -> str:
-        return command_line("train", {"config": RECIPE}, {**options, **row_options(row, base), "seed": str(seed)})
+        keys = {**options, **scale_row(row, base), "seed": str(seed)}
+        return format_command("vaswani-transformer train", {"config": RECIPE_NAME}, keys)
 
     for path in sorted(folder.glob("*-seed*.json")):
         before = read_json_object(path)
@@ -109,14 +119,14 @@ def write_table3(output: Path, rows: list[str], seeds: list[int], jobs: int, opt
         for row in rows:
             command = train_command(row, seed)
             if not is_measured(folder / f"{row}-seed{seed}.json", command):
-                call = partial(train_row, folder, row, seed, options, row_options(row, base), command)
+                call = partial(train_row, folder, row, seed, options, scale_row(row, base), command)
                 missing.append((folder / f"{row}-seed{seed}.log", call))
-    in_processes(missing, jobs)
+    run_in_processes(missing, jobs)
     measured = [read_json_object(path) for path in folder.glob("*-seed*.json")]
     measured.sort(key=lambda row: (ROWS.index(row["row"]), row["seed"]))
-    result = {"made_by": command_line("paper table3", {}, options), "rows": measured}
+    result = {"made_by": format_command("python -m paper table3", {}, options), "rows": measured}
     write_result(output / "table3.json", result)
-    return as_markdown(result)
+    return format_result(result)
 
 
 def train_row(
@@ -133,13 +143,13 @@ def train_row(
     result = {
         "row": row,
         "seed": seed,
-        "change": in_symbols(changes),
+        "change": format_changes(changes),
         **measure(model, recipe),
         "parameters": parameters(model),
         "steps": progress["step"],
         "tokens": progress["tokens"],
         "cpu_seconds": round(progress["cpu_seconds"], 1),
-        **provenance(command, [seed], progress["seconds"]),
+        **describe_origin(command, [seed], progress["seconds"]),
     }
     write_result(folder / f"{row}-seed{seed}.json", result)
     for name in ("checkpoints", "corpus"):  # most of the disk space; a finished row needs neither
@@ -166,7 +176,7 @@ def measure(model: Path, recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def in_symbols(options: Mapping[str, str]) -> str:
+def format_changes(options: Mapping[str, str]) -> str:
     """Write a row's changes in the paper's symbols: `h 4, d_ff 256`."""
     changes = {}
     for key, value in options.items():
@@ -216,14 +226,14 @@ def judge_rows(rows: list[dict[str, Any]]) -> list[Judged]:
     for name, finding, bleu_sign, perplexity_sign in FINDINGS:
         difference = compare_with_base(rows, name)
         if difference.seeds:
-            bleu, log_perplexity = mean_interval(difference.bleu), mean_interval(difference.log_perplexity)
-            on_bleu = verdict(bleu, bleu_sign, MARGIN["bleu"])
-            on_perplexity = verdict(log_perplexity, perplexity_sign, MARGIN["log_perplexity"])
+            bleu, log_perplexity = estimate_mean(difference.bleu), estimate_mean(difference.log_perplexity)
+            on_bleu = judge(bleu, bleu_sign, MARGIN["bleu"])
+            on_perplexity = judge(log_perplexity, perplexity_sign, MARGIN["log_perplexity"])
             judged.append(Judged(name, finding, bleu, log_perplexity, on_bleu, on_perplexity))
     return judged
 
 
-def as_markdown(result: dict[str, Any]) -> str:
+def format_result(result: dict[str, Any]) -> str:
     """Return the table in Markdown. result: the content of table3.json"""
     rows, paper = result["rows"], PAPER["table3"]
     measured = []
@@ -239,8 +249,8 @@ def as_markdown(result: dict[str, Any]) -> str:
                 "perplexity, paper": f"{paper[name]['perplexity']:.2f}",
                 "BLEU, paper": f"{paper[name]['bleu']:.1f}",
                 "parameters, paper": "" if millions is None else f"{millions / 1e6:.0f} M",
-                "perplexity, ours": with_interval([row["perplexity"] for row in ours]),
-                "BLEU, ours": with_interval([row["bleu"] for row in ours]),
+                "perplexity, ours": format_mean([row["perplexity"] for row in ours]),
+                "BLEU, ours": format_mean([row["bleu"] for row in ours]),
                 "bootstrap ±": f"{max(row['bleu_interval'] or 0 for row in ours):.2f}",
                 "parameters, ours": f"{ours[0]['parameters'] / 1e6:.2f} M",
                 "seeds": len(ours),
@@ -254,21 +264,21 @@ def as_markdown(result: dict[str, Any]) -> str:
                 "row": judged.row,
                 "finding": judged.finding,
                 "BLEU, paper": f"{theirs['bleu'] - base['bleu']:+.1f}",
-                "BLEU, ours": plus_minus(judged.bleu, signed=True),
+                "BLEU, ours": format_interval(judged.bleu, signed=True),
                 "verdict on BLEU": judged.bleu_verdict,
-                "log-perplexity, paper": hundredths((math.log(theirs["perplexity"] / base["perplexity"]), None)),
-                "log-perplexity, ours": hundredths(judged.log_perplexity),
+                "log-perplexity, paper": format_hundredths((math.log(theirs["perplexity"] / base["perplexity"]), None)),
+                "log-perplexity, ours": format_hundredths(judged.log_perplexity),
                 "verdict on log-perplexity": judged.perplexity_verdict,
             }
         )
     return (
-        markdown(measured)
+        format_table(measured)
         + "\nDifferences from the base row; log-perplexity is in hundredths of a nat per token:\n\n"
-        + markdown(findings)
+        + format_table(findings)
     )
 
 
-def hundredths(interval: Interval) -> str:
+def format_hundredths(interval: Interval) -> str:
     """Format a difference of log-perplexities in hundredths of a nat."""
     mean, half = interval
-    return plus_minus((100 * mean, None if half is None else 100 * half), 1, signed=True)
+    return format_interval((100 * mean, None if half is None else 100 * half), 1, signed=True)

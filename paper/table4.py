@@ -13,10 +13,11 @@ from training.recipe import load_recipe
 from vaswani_transformer.lines import existing_file
 from vaswani_transformer.model_folder import read_json_object
 
-from .result_files import PAPER, command_line, duration, is_measured, markdown, write_result
-from .verdicts import with_interval
+from .result_files import PAPER, format_command, format_duration, format_table, is_measured, write_result
+from .verdicts import format_mean
 
-RECIPE, LSTM = "treebank_parsing", "LSTM with attention"
+RECIPE = str(Path(__file__).parent / "recipes" / "treebank_parsing.yaml")
+LSTM = "LSTM with attention"
 CORPORA = {
     "sample": "NLTK's sample of the WSJ",
     "recombined": "the sample and recombined trees",
@@ -93,36 +94,36 @@ def write_table4(
                 continue
             text = unlabelled if system.is_semi_supervised else None
             given = {"treebank": treebank, "unlabelled": text, "vocabulary": vocabulary, "seeds": seed}
-            command = command_line("paper table4", given, options)
-            if not is_measured(folder / f"{file_name(name)}-seed{seed}.json", command):
+            command = format_command("python -m paper table4", given, options)
+            if not is_measured(folder / f"{make_file_name(name)}-seed{seed}.json", command):
                 missing[name, seed] = command
     gold = prepare_data(treebank, data, vocabulary)
     for (name, seed), command in missing.items():
         system = SYSTEMS[name]
         if system.is_semi_supervised and unlabelled is not None:
-            teacher = folder / file_name("Transformer") / f"seed{seed}"
+            teacher = folder / make_file_name("Transformer") / f"seed{seed}"
             parse_unlabelled(unlabelled, teacher, data / f"parsed-seed{seed}")
         corpora = [f"parsed-seed{seed}" if corpus == "parsed" else corpus for corpus in system.corpora]
         files = {"data": str(data), "tokenizer": str(data / "tokenizer"), "train": f"[{', '.join(corpora)}]"}
-        model = {"seed": str(seed), "output_dir": str(folder / file_name(name) / f"seed{seed}")}
+        model = {"seed": str(seed), "output_dir": str(folder / make_file_name(name) / f"seed{seed}")}
         recipe = load_recipe(RECIPE, {**system.keys, **options, **files, **model})
         row = train_parser(recipe, system.is_lstm, gold, command)
-        write_result(folder / f"{file_name(name)}-seed{seed}.json", {"system": name, **row})
+        write_result(folder / f"{make_file_name(name)}-seed{seed}.json", {"system": name, **row})
     rows = [read_json_object(path) for path in sorted(folder.glob("*-seed*.json"))]
     rows.sort(key=lambda row: (list(SYSTEMS).index(row["system"]), row["seed"]))
     result = {"rows": rows}
     write_result(output / "table4.json", result)
-    return as_markdown(result)
+    return format_result(result)
 
 
-def file_name(system: str) -> str:
+def make_file_name(system: str) -> str:
     return system.lower().replace(",", "").replace(" ", "-")
 
 
 # ---- the table -----------------------------------------------------------------------------------------------------
 
 
-def as_markdown(result: dict[str, Any]) -> str:
+def format_result(result: dict[str, Any]) -> str:
     """Return the table in Markdown. result: the content of table4.json"""
     rows, table = result["rows"], []
     for name, system in SYSTEMS.items():
@@ -137,10 +138,10 @@ def as_markdown(result: dict[str, Any]) -> str:
                 "from": "ours",
                 "trained on": " + ".join(CORPORA[corpus] for corpus in system.corpora),
                 "parameters": f"{ours[0]['parameters'] / 1e6:.1f} M",
-                "CPU time of training": duration(fmean(row["cpu_seconds_of_training"] for row in ours)),
-                "F1, development": with_interval([row["scores"]["val"]["all"]["f1"] for row in ours], 1),
-                "F1, test": with_interval([scores["all"]["f1"] for scores in test], 1),
-                "of at most 40 words": with_interval([scores["at most 40 words"]["f1"] for scores in test], 1),
+                "CPU time of training": format_duration(fmean(row["cpu_seconds_of_training"] for row in ours)),
+                "F1, development": format_mean([row["scores"]["val"]["all"]["f1"] for row in ours], 1),
+                "F1, test": format_mean([scores["all"]["f1"] for scores in test], 1),
+                "of at most 40 words": format_mean([scores["at most 40 words"]["f1"] for scores in test], 1),
                 "well formed without constraint": f"{100 * fmean(shares):.0f} %" if shares else "",
             }
         )
@@ -149,28 +150,28 @@ def as_markdown(result: dict[str, Any]) -> str:
         | {"parser": row["parser"], "from": "quoted", "trained on": row["training"], "F1, test": f"{row['f1']:.1f}"}
         for row in PAPER["table4"]
     ]
-    lead = lead_sentence(rows)
-    return markdown(quoted + table) + (f"\n{lead}\n" if lead else "")
+    lead = describe_leads(rows)
+    return format_table(quoted + table) + (f"\n{lead}\n" if lead else "")
 
 
-def lead_sentence(rows: list[dict[str, Any]]) -> str:
+def describe_leads(rows: list[dict[str, Any]]) -> str:
     """Return the mean difference in F1 for each budget, over the seeds that both systems have."""
     statements = []
     for budget, systems in BUDGETS.items():
         transformers, lstms = ({row["seed"]: row for row in rows if row["system"] == system} for system in systems)
         pairs = [(transformers[seed], lstm) for seed, lstm in lstms.items() if seed in transformers]
         if budget == EQUAL_TIME:
-            pairs = [pair for pair in pairs if equal_cpu_time(*pair)]
+            pairs = [pair for pair in pairs if have_equal_cpu_time(*pair)]
         if pairs:
             f1 = [[row["scores"]["test"]["all"]["f1"] for row in pair] for pair in pairs]
-            difference = with_interval([transformer - lstm for transformer, lstm in f1], 1, signed=True)
+            difference = format_mean([transformer - lstm for transformer, lstm in f1], 1, signed=True)
             statements.append(f"{difference} with {budget} ({len(pairs)} {'seed' if len(pairs) == 1 else 'seeds'})")
     if not statements:
         return ""
     return f"The Transformer's lead over the LSTM in F1 on the test set: {'; '.join(statements)}."
 
 
-def equal_cpu_time(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def have_equal_cpu_time(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Return whether both were trained on the same hardware in about the same CPU time."""
     seconds = [row["cpu_seconds_of_training"] for row in (one, other)]
     return one["hardware"] == other["hardware"] and max(seconds) < 1.15 * min(seconds)

@@ -11,7 +11,7 @@ HOLDS, FAILS, UNSURE = "holds", "does not hold", "inconclusive"  # the verdicts
 Interval = tuple[float, float | None]  # a mean and the half-width of its 95 % interval
 
 
-def mean_interval(values: Sequence[float]) -> Interval:
+def estimate_mean(values: Sequence[float]) -> Interval:
     """Return the mean and the half-width of its 95 % interval (Student's t); None for a single value."""
     if len(values) < 2:
         return values[0], None
@@ -20,7 +20,7 @@ def mean_interval(values: Sequence[float]) -> Interval:
     return statistics.mean(values), quantile * statistics.stdev(values) / len(values) ** 0.5
 
 
-def verdict(difference: Interval, expected_sign: int, margin: float = 0.0) -> str:
+def judge(difference: Interval, expected_sign: int, margin: float = 0.0) -> str:
     """Return the verdict on whether a mean difference has the expected sign, by its 95 % interval.
 
     It holds if the whole interval has that sign, fails if the whole interval has the other sign, and is inconclusive
@@ -40,19 +40,19 @@ def verdict(difference: Interval, expected_sign: int, margin: float = 0.0) -> st
     return HOLDS if holds else FAILS if fails else UNSURE
 
 
-def differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
+def subtract(first: Sequence[float], second: Sequence[float]) -> list[float]:
     return [a - b for a, b in zip(first, second, strict=True)]
 
 
-def plus_minus(interval: Interval, digits: int = 2, signed: bool = False) -> str:
+def format_interval(interval: Interval, digits: int = 2, signed: bool = False) -> str:
     """Format a mean and its interval, as `5.21 ± 0.10`."""
     mean, half = interval
     return f"{mean:{'+' if signed else ''}.{digits}f}" + ("" if half is None else f" ± {half:.{digits}f}")
 
 
-def with_interval(values: Sequence[float], digits: int = 2, signed: bool = False) -> str:
+def format_mean(values: Sequence[float], digits: int = 2, signed: bool = False) -> str:
     """Format the mean of the values and its interval."""
-    return plus_minus(mean_interval(values), digits, signed)
+    return format_interval(estimate_mean(values), digits, signed)
 
 
 def fit_exponents(points: Sequence[tuple[float, ...]]) -> list[float]:

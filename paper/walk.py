@@ -16,8 +16,8 @@ from vaswani_transformer.errors import InputError
 from vaswani_transformer.modeling_vaswani_transformer import scaled_dot_product_attention, split_heads
 from vaswani_transformer.pictures import RESOLUTION, drawable
 
-from .plots import save
-from .result_files import command_line, provenance, write_result
+from .plots import save_picture
+from .result_files import describe_origin, format_command, write_result
 
 SENTENCE = "A man is throwing a ball to his dog ."
 
@@ -34,30 +34,32 @@ def write_walk(output: Path, model: Path, source: str | None, target: str | None
     """Write walk.png and walk.json, which has all numbers, and return their paths."""
     started = time.perf_counter()
     translator = TorchTranslator.from_pretrained(model, device="cpu", dtype="float32", local_files_only=True)
-    values, maps = walk(translator, source or SENTENCE, target, chosen)
+    values, maps = compute_walk(translator, source or SENTENCE, target, chosen)
     picture, numbers_file = output / "walk.png", output / "walk.json"
-    save(walk_figure(values, maps, chosen), picture)
+    save_picture(draw_walk(values, maps, chosen), picture)
     # JSON has no infinity: null where attending is not allowed.
     numbers = {
         name: [[round(x, 5) if math.isfinite(x) else None for x in row] for row in tensor.tolist()]
         for name, tensor in values.items()
     }
     result = {"source": maps.source, "target": maps.target, **chosen._asdict(), **numbers}
-    command = command_line("paper walk", {"model": model, **chosen._asdict(), "source": source, "target": target})
-    write_result(numbers_file, result | provenance(command, [], time.perf_counter() - started))
+    command = format_command(
+        "python -m paper walk", {"model": model, **chosen._asdict(), "source": source, "target": target}
+    )
+    write_result(numbers_file, result | describe_origin(command, [], time.perf_counter() - started))
     return [picture, numbers_file]
 
 
-def walk(
+def compute_walk(
     translator: TorchTranslator, source: str, target: str | None, chosen: Head
 ) -> tuple[dict[str, Tensor], AttentionMaps]:
     """Return the values of Equation (1) by name, each (query or key, ...), and the attention maps with the tokens."""
     model: Any = translator.model
     kind, layer, head = chosen
     stack = model.model.encoder if kind == "encoder" else model.model.decoder
-    check("layer", layer, len(stack.layers))
+    check_choice("layer", layer, len(stack.layers))
     attention = getattr(stack.layers[layer - 1], "cross_attn" if kind == "cross" else "self_attn")
-    check("head", head, attention.q_proj.out_features // attention.d_k)
+    check_choice("head", head, attention.q_proj.out_features // attention.d_k)
     seen: dict[nn.Module, Tensor] = {}
     projections = [getattr(attention, f"{name}_proj") for name in "qkv"]
     # Keep the outputs of the last forward pass, the one over the whole sentence.
@@ -81,7 +83,7 @@ def walk(
     return values, maps
 
 
-def check(name: str, choice: int, most: int) -> None:
+def check_choice(name: str, choice: int, most: int) -> None:
     """Raise InputError unless there is a layer or head of this number."""
     if not 1 <= choice <= most:
         raise InputError(f"--{name} {choice}: must be 1 to {most}")
@@ -90,7 +92,7 @@ def check(name: str, choice: int, most: int) -> None:
 TITLES = {"mask": "masked: -∞ where attending is not allowed", "softmax V": "(softmax) V"}
 
 
-def walk_figure(values: dict[str, Tensor], maps: AttentionMaps, chosen: Head) -> Figure:
+def draw_walk(values: dict[str, Tensor], maps: AttentionMaps, chosen: Head) -> Figure:
     """Draw the values as heat maps in the order of Equation (1); red is positive, blue negative, grey masked."""
     kind, layer, head = chosen
     queries = drawable(maps.source if kind == "encoder" else maps.target)

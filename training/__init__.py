@@ -8,7 +8,7 @@
                      folder in run_folder.py, logging in report.py and metrics.py, final model in average.py
     -> evaluate.py   BLEU: evaluation_text.py, scores.py; rows of results: result_row.py
 
-Further commands: average.py, plan.py (estimate.py, cost.py), translate.py, interpolate.py and paper/; recipe_options.py
+Further commands: average.py, plan.py (estimate.py, cost.py), translate.py; recipe_options.py
 parses their recipe keys, search_options.py has their options of a search. Data: recipes/, accelerate/, demo_corpus/,
 results/.
 """

@@ -1,4 +1,8 @@
-"""The attention weights of a sentence and its translation, the Q, K and V behind them, and a label for each token."""
+"""The attention weights of a sentence and its translation, the Q, K and V behind them, and a label for each token.
+
+A Space has transformers and the model's own code, but not this package. So the weights and labels of
+vaswani_transformer/attention_maps.py and the values of paper/walk.py are computed here and in equation.py again.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

@@ -24,8 +24,8 @@ import typer
 from training.evaluation_text import TEXT_KEYS, recipe_of_run, text_of_recipe
 from vaswani_transformer.errors import InputError
 
-from ..plots import save
-from ..result_files import command_line, is_measured, provenance, write_result
+from ..plots import save_picture
+from ..result_files import describe_origin, format_command, is_measured, write_result
 from . import attention, positions, search, small_data, speed, training
 from .claim import Claim, Measurements, Setting
 
@@ -117,7 +117,7 @@ def make_setting(
     # As typed on the command line, for the recipes of the models that the claims train.
     text_keys = {key: json.dumps(value, ensure_ascii=False) for key, value in keys.items()}
     given = {"run": run, "sentences": sentences, "seconds": f"{seconds:g}", "seeds": ",".join(map(str, seeds))}
-    command = command_line("paper claims", given, options)
+    command = format_command("python -m paper claims", given, options)
     return Setting(run, development, seeds, output, seconds, jobs, text_keys | dict(options), command)
 
 
@@ -145,7 +145,7 @@ def write_claims(setting: Setting, names: list[str]) -> None:
             typer.echo(f"{name}: not measured")
             continue
         seeds = setting.seeds if claim.uses_seeds else []
-        result = provenance(command, seeds, time.perf_counter() - started) | measurements
+        result = describe_origin(command, seeds, time.perf_counter() - started) | measurements
         result = write_claim(folder, name, result)
         typer.echo(f"{name}: {result['verdict']}: {result['evidence']}")
     if problems:
@@ -157,6 +157,6 @@ def write_claim(folder: Path, name: str, result: Measurements) -> Measurements:
     judgement = CLAIMS[name].judge(result)
     result = {**result, "claim": CLAIMS[name].text, "verdict": judgement.verdict, "evidence": judgement.evidence}
     path = folder / f"{name}.json"
-    save(judgement.figure, path.with_suffix(".png"))
+    save_picture(judgement.figure, path.with_suffix(".png"))
     write_result(path, result)
     return result

@@ -9,8 +9,8 @@ from torch import Tensor
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
 
-from ..plots import log_y, panels, plot_curves
-from ..verdicts import FAILS, HOLDS, fit_exponents, mean_interval, verdict, with_interval
+from ..plots import make_panels, plot_curves, set_log_y
+from ..verdicts import FAILS, HOLDS, estimate_mean, fit_exponents, format_mean, judge
 from .claim import Judgement, Measurements, Setting
 
 # ---- section 3.2.1: the factor 1 / sqrt(d_k) -----------------------------------------------------------------------
@@ -25,13 +25,13 @@ def measure_saturation(setting: Setting) -> Measurements:
     sizes = [4, 8, 16, 32, 64, 128, 256, 512]
     measurements: Measurements = {"d_k": sizes, "entropy": {}, "gradient_norm": {}}
     for name, is_scaled in ((WITH, True), (WITHOUT, False)):
-        measured = [[saturation(d_k, is_scaled, seed) for d_k in sizes] for seed in setting.seeds]
+        measured = [[measure_softmax(d_k, is_scaled, seed) for d_k in sizes] for seed in setting.seeds]
         measurements["entropy"][name] = [[entropy for entropy, _ in by_size] for by_size in measured]
         measurements["gradient_norm"][name] = [[norm for _, norm in by_size] for by_size in measured]
     return measurements
 
 
-def saturation(d_k: int, scaled: bool, seed: int) -> tuple[float, float]:
+def measure_softmax(d_k: int, scaled: bool, seed: int) -> tuple[float, float]:
     """Return the mean entropy of attention over random keys, and the norm of d loss / d scores for a random loss."""
     generator = torch.Generator().manual_seed(seed)
     query, key, value = (torch.randn(256, NUMBER_OF_KEYS, d_k, generator=generator) for _ in range(3))
@@ -45,7 +45,7 @@ def saturation(d_k: int, scaled: bool, seed: int) -> tuple[float, float]:
 def judge_saturation(measurements: Measurements) -> Judgement:
     sizes, norms = measurements["d_k"], measurements["gradient_norm"]
     ratios = [without[-1] / scaled[-1] for without, scaled in zip(norms[WITHOUT], norms[WITH], strict=True)]
-    figure, axes = panels(2)
+    figure, axes = make_panels(2)
     quantities = {
         "gradient_norm": "norm of the softmax's gradient",
         "entropy": f"entropy of attention over {NUMBER_OF_KEYS} keys, nats",
@@ -56,17 +56,17 @@ def judge_saturation(measurements: Measurements) -> Judgement:
             for name, by_seed in measurements[quantity].items()
         }
         plot_curves(axis, means, "d_k", y, log_x=True)
-    log_y(axes[0])
+    set_log_y(axes[0])
     axes[1].axhline(math.log(NUMBER_OF_KEYS), color="grey", linestyle=":")
     axes[1].text(sizes[0], math.log(NUMBER_OF_KEYS), "uniform attention", fontsize=8, va="bottom")
     entropy = {name: fmean(by_size[-1] for by_size in by_seed) for name, by_seed in measurements["entropy"].items()}
     evidence = (
-        f"at d_k = {sizes[-1]}, the gradient of the softmax without the factor is {with_interval(ratios)} times the "
+        f"at d_k = {sizes[-1]}, the gradient of the softmax without the factor is {format_mean(ratios)} times the "
         f"gradient with it; attention over {NUMBER_OF_KEYS} random keys has an entropy of {entropy[WITHOUT]:.2f} "
         f"nats without the factor and of {entropy[WITH]:.2f} with it (uniform attention: "
         f"{math.log(NUMBER_OF_KEYS):.2f})"
     )
-    return Judgement(verdict(mean_interval([ratio - 1 for ratio in ratios]), expected_sign=-1), evidence, figure)
+    return Judgement(judge(estimate_mean([ratio - 1 for ratio in ratios]), expected_sign=-1), evidence, figure)
 
 
 # ---- memory against length -----------------------------------------------------------------------------------------
@@ -79,12 +79,12 @@ QUADRATIC = 1.75  # smallest exponent that counts as quadratic: a linear part re
 def measure_memory_of_attention(setting: Setting) -> Measurements:
     """Return {kernel: [(length, bytes)]}, and the exponent of the growth over the three longest lengths."""
     lengths = [128, 256, 512, 1024, 2048]
-    series = {kernel: [(n, saved_bytes(kernel, n)) for n in lengths] for kernel in KERNELS}
+    series = {kernel: [(n, count_saved_bytes(kernel, n)) for n in lengths] for kernel in KERNELS}
     powers = {kernel: fit_exponents(points[-3:])[0] for kernel, points in series.items()}
     return {"bytes": series, "exponents": powers}
 
 
-def saved_bytes(kernel: str, length: int) -> int:
+def count_saved_bytes(kernel: str, length: int) -> int:
     """Return the bytes of all tensors that one attention layer keeps for the backward pass."""
     config = VaswaniTransformerConfig(d_model=128, encoder_attention_heads=8)
     config._attn_implementation = kernel
@@ -109,10 +109,10 @@ def judge_memory_of_attention(measurements: Measurements) -> Judgement:
         f"the memory that a layer keeps for the backward pass grows as n^{powers['eager']:.2f} with eager attention "
         f"and as n^{powers['sdpa']:.2f} with the fused kernel (SDPA)"
     )
-    figure, (axis,) = panels()
+    figure, (axis,) = make_panels()
     mebibytes = {
         name: [(n, count / 2**20) for n, count in measurements["bytes"][kernel]] for kernel, name in KERNELS.items()
     }
     plot_curves(axis, mebibytes, "sentence length n", "MiB kept for the backward pass", log_x=True)
-    log_y(axis)
+    set_log_y(axis)
     return Judgement(f"{eager} with eager attention, {fused} with the fused kernel", evidence, figure)

@@ -25,6 +25,11 @@ class Setting:
     options: Mapping[str, str | None]  # keys of the recipe multi30k_table3, for the claims that train models
     command: str  # reproduces the measurements with `--only NAME`
 
+    @property
+    def runs(self) -> Path:
+        """The folder of the models that the claims train."""
+        return self.output / "claims" / "runs"
+
 
 class Judgement(NamedTuple):
     """The verdict on a claim, with the measurements and the figure that support it."""

@@ -11,7 +11,7 @@ from training.train import train
 from vaswani_transformer import TorchTranslator
 from vaswani_transformer.errors import InputError
 
-from ..parallel import in_processes
+from ..parallel import run_in_processes
 from ..table3 import RECIPE
 from .claim import Measurements, Setting
 
@@ -44,19 +44,15 @@ def train_models(setting: Setting, models: Mapping[Kind, Variant], steps: int) -
             raise InputError(f"--{key} cannot be given: the claim sets it")
         for seed in setting.seeds:
             keys = {**model.keys, "seed": str(seed)}
-            folder = runs_folder(setting) / f"{model.folder}-seed{seed}"
+            folder = setting.runs / f"{model.folder}-seed{seed}"
             recipe = load_recipe(RECIPE, {**options, **keys, "output_dir": str(folder)})
             kinds.append(kind)
             calls.append((Path(f"{folder}.log"), partial(model.measure, recipe)))
     measurements: Measurements = {"steps": load_recipe(RECIPE, options).max_steps}
-    for kind, result in zip(kinds, in_processes(calls, setting.jobs), strict=True):
+    for kind, result in zip(kinds, run_in_processes(calls, setting.jobs), strict=True):
         for name, value in result.items():
             measurements.setdefault(name, {}).setdefault(kind, []).append(value)
     return measurements
-
-
-def runs_folder(setting: Setting) -> Path:
-    return setting.output / "claims" / "runs"
 
 
 def train_and_load(recipe: Recipe, change: Change | None = None) -> TorchTranslator:

@@ -11,8 +11,8 @@ from training.scores import corpus_bleu, nats_per_token
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.modeling_vaswani_transformer import PositionalEncoding, Stack
 
-from ..plots import panels, plot_intervals, plot_means
-from ..verdicts import differences, mean_interval, verdict, with_interval
+from ..plots import make_panels, plot_intervals, plot_means
+from ..verdicts import estimate_mean, format_mean, judge, subtract
 from .claim import Judgement, Measurements, Setting
 from .comparison import LONG_STEPS, Change, Variant, train_and_load, train_models
 
@@ -24,15 +24,15 @@ def measure_length_extrapolation(setting: Setting) -> Measurements:
     """Return nats per token and BLEU, {positions: [[value for each bucket of lengths] for each seed]}."""
     text = setting.development
     models = {
-        kind: Variant(kind, LONGEST | {"model.position_embedding_type": kind}, partial(by_length, text, None))
+        kind: Variant(kind, LONGEST | {"model.position_embedding_type": kind}, partial(measure_by_length, text, None))
         for kind in ("sinusoidal", "learned")
     }
-    models["none"] = Variant("none", LONGEST, partial(by_length, text, remove_positions))
+    models["none"] = Variant("none", LONGEST, partial(measure_by_length, text, remove_positions))
     measurements = train_models(setting, models, LONG_STEPS)
     return measurements | {"buckets": BUCKETS, "sentences": measurements["sentences"]["none"][0]}
 
 
-def by_length(text: EvaluationText, change: Change | None, recipe: Recipe) -> Measurements:
+def measure_by_length(text: EvaluationText, change: Change | None, recipe: Recipe) -> Measurements:
     """Train a model and return nats per token, BLEU and the number of sentences for each bucket of source lengths."""
     translator = train_and_load(recipe, change)
     lengths = [len(ids) for ids in translator.tokenizer(text.sources)["input_ids"]]
@@ -66,19 +66,19 @@ def judge_length_extrapolation(measurements: Measurements) -> Judgement:
     nats, (short, long, unseen) = measurements["nats_per_token"], measurements["buckets"]
     # How much higher the loss is on unseen lengths than on the longest lengths seen in training.
     rise = {kind: [buckets[2] - buckets[1] for buckets in by_seed] for kind, by_seed in nats.items()}
-    more = differences(rise["sinusoidal"], rise["learned"])
+    more = subtract(rise["sinusoidal"], rise["learned"])
     evidence = (
         f"on sentences of more than {long[1]} tokens, longer than any in training, the loss per token is higher than "
-        f"on those of {long[0]} to {long[1]} tokens by {with_interval(rise['sinusoidal'])} nats with sinusoidal "
-        f"positions, by {with_interval(rise['learned'])} with learned positions and by {with_interval(rise['none'])} "
-        f"without positions; sinusoidal minus learned: {with_interval(more, signed=True)} "
+        f"on those of {long[0]} to {long[1]} tokens by {format_mean(rise['sinusoidal'])} nats with sinusoidal "
+        f"positions, by {format_mean(rise['learned'])} with learned positions and by {format_mean(rise['none'])} "
+        f"without positions; sinusoidal minus learned: {format_mean(more, signed=True)} "
         f"({measurements['sentences'][2]} sentences, {measurements['steps']} steps)"
     )
-    figure, (left, right) = panels(2)
+    figure, (left, right) = make_panels(2)
     names = [*(f"{low} to {high}" for low, high in (short, long)), f"{unseen[0]} and more\n(not in training)"]
     plot_means(left, names, nats, "source tokens", "nats per token", legend="positions")
-    means = {kind: mean_interval(by_seed) for kind, by_seed in rise.items()}
+    means = {kind: estimate_mean(by_seed) for kind, by_seed in rise.items()}
     plot_intervals(
         right, means, "loss beyond the training lengths, minus\nloss of the longest in training, nats per token"
     )
-    return Judgement(verdict(mean_interval(more), expected_sign=-1), evidence, figure)
+    return Judgement(judge(estimate_mean(more), expected_sign=-1), evidence, figure)

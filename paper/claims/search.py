@@ -10,15 +10,15 @@ from training.checkpoint_folders import regular_of_run
 from vaswani_transformer import TorchTranslator
 from vaswani_transformer.errors import InputError
 
-from ..plots import log_x_ticks, panels, plot_curves, plot_intervals
-from ..result_files import markdown
-from ..verdicts import FAILS, HOLDS, UNSURE, differences, mean_interval, plus_minus, verdict
+from ..plots import make_panels, plot_curves, plot_intervals, set_log_x
+from ..result_files import format_table
+from ..verdicts import FAILS, HOLDS, UNSURE, estimate_mean, format_interval, judge, subtract
 from .claim import Judgement, Measurements, Setting
 
 BEAMS, ALPHAS = (1, 2, 4, 8, 16), (0.0, 0.3, 0.6, 1.0, 1.5)
 
 
-def search_name(beam: int, alpha: float) -> str:
+def name_search(beam: int, alpha: float) -> str:
     return f"beam {beam}, alpha {alpha}"
 
 
@@ -27,27 +27,27 @@ def measure_beam_and_alpha(setting: Setting) -> Measurements:
     translator = TorchTranslator.from_pretrained(setting.run)
     searches = dict.fromkeys([(beam, 0.6) for beam in BEAMS] + [(4, alpha) for alpha in ALPHAS])
     systems = {
-        search_name(beam, alpha): translator.translate(
+        name_search(beam, alpha): translator.translate(
             setting.development.sources, num_beams=beam, length_penalty=alpha, split_sentences=False
         )
         for beam, alpha in searches
     }
-    return {"bleu": paired_bleu(systems, setting.development.references)}
+    return {"bleu": compare_bleu(systems, setting.development.references)}
 
 
 def judge_beam_and_alpha(measurements: Measurements) -> Judgement:
     bleu = measurements["bleu"]
-    greedy, four = bleu[search_name(1, 0.6)], bleu[search_name(4, 0.6)]
+    greedy, four = bleu[name_search(1, 0.6)], bleu[name_search(4, 0.6)]
     observed = HOLDS if four["bleu"] > greedy["bleu"] else FAILS
     judged = observed if four["p"] < 0.05 else UNSURE
     evidence = (
         f"BLEU is {greedy['bleu']:.2f} with greedy search (beam 1) and {four['bleu']:.2f} with beam 4 and alpha 0.6; "
         f"the paired bootstrap test gives p = {four['p']:.3f}"
     )
-    figure, axes = panels(2)
+    figure, axes = make_panels(2)
     for axis, x, fixed, scores in (
-        (axes[0], "beam size", "alpha 0.6", {beam: bleu[search_name(beam, 0.6)] for beam in BEAMS}),
-        (axes[1], "alpha", "beam 4", {alpha: bleu[search_name(4, alpha)] for alpha in ALPHAS}),
+        (axes[0], "beam size", "alpha 0.6", {beam: bleu[name_search(beam, 0.6)] for beam in BEAMS}),
+        (axes[1], "alpha", "beam 4", {alpha: bleu[name_search(4, alpha)] for alpha in ALPHAS}),
     ):
         points = [(value, score["bleu"]) for value, score in scores.items()]
         plot_curves(axis, {f"with {fixed}": points}, x, "BLEU; p is against greedy search")
@@ -56,7 +56,7 @@ def judge_beam_and_alpha(measurements: Measurements) -> Judgement:
             axis.annotate(label, point, (0, 5), textcoords="offset points", fontsize=7, ha="center")
         axis.margins(0.12)
         axis.legend(fontsize=8, loc="lower right")
-    log_x_ticks(axes[0], set(BEAMS))
+    set_log_x(axes[0], set(BEAMS))
     axes[1].sharey(axes[0])
     table = [
         {
@@ -66,10 +66,10 @@ def judge_beam_and_alpha(measurements: Measurements) -> Judgement:
         }
         for name, score in bleu.items()
     ]
-    return Judgement(judged, evidence, figure, markdown(table))
+    return Judgement(judged, evidence, figure, format_table(table))
 
 
-def paired_bleu(systems: dict[str, list[str]], references: list[str]) -> dict[str, dict[str, Any]]:
+def compare_bleu(systems: dict[str, list[str]], references: list[str]) -> dict[str, dict[str, Any]]:
     """Return the BLEU of each system and the p value of its difference from the first (paired bootstrap)."""
     metrics = {"BLEU": BLEU(references=[references], force=True)}
     _, columns = PairedTest(list(systems.items()), metrics, [references], "bs", 1000)()
@@ -96,8 +96,8 @@ def measure_averaging(setting: Setting) -> Measurements:
         systems[name] = translator.translate(text.sources, split_sentences=False)
     last, average = nats.values()
     return {
-        "bleu": paired_bleu(systems, text.references),
-        "nats_difference": mean_interval(differences(average, last)),
+        "bleu": compare_bleu(systems, text.references),
+        "nats_difference": estimate_mean(subtract(average, last)),
         "checkpoints": [folder.name for folder in folders],
     }
 
@@ -105,11 +105,11 @@ def measure_averaging(setting: Setting) -> Measurements:
 def judge_averaging(measurements: Measurements) -> Judgement:
     difference, (last, average) = measurements["nats_difference"], measurements["bleu"].values()
     evidence = (
-        f"the average's loss minus the last checkpoint's is {plus_minus(difference, 4, signed=True)} nats per token; "
-        f"BLEU is {last['bleu']:.2f} with the last checkpoint and {average['bleu']:.2f} with the average "
+        f"the average's loss minus the last checkpoint's is {format_interval(difference, 4, signed=True)} nats per "
+        f"token; BLEU is {last['bleu']:.2f} with the last checkpoint and {average['bleu']:.2f} with the average "
         f"(p = {average['p']:.2f})"
     )
-    figure, (axis,) = panels()
+    figure, (axis,) = make_panels()
     shown = {f"average of {len(measurements['checkpoints'])}, minus the last": difference}
     plot_intervals(axis, shown, "difference of the loss, nats per token\n(below 0: the average is better)", zero=True)
-    return Judgement(verdict(difference, expected_sign=-1), evidence, figure)
+    return Judgement(judge(difference, expected_sign=-1), evidence, figure)

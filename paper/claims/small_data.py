@@ -11,24 +11,24 @@ from training.scores import corpus_bleu
 from vaswani_transformer.lines import without_line_breaks
 
 from ..fit_model import check_lstm_recipe, train_lstm
-from ..plots import log_x_ticks, panels, plot_intervals, plot_means
+from ..plots import make_panels, plot_intervals, plot_means, set_log_x
 from ..rnn import beam_search
 from ..table3 import RECIPE
-from ..verdicts import FAILS, HOLDS, UNSURE, differences, mean_interval, verdict, with_interval
+from ..verdicts import FAILS, HOLDS, UNSURE, estimate_mean, format_mean, judge, subtract
 from .claim import Judgement, Measurements, Setting
-from .comparison import LONG_STEPS, Variant, runs_folder, train_and_load, train_models
+from .comparison import LONG_STEPS, Variant, train_and_load, train_models
 
 PAIRS = (1000, 3000, 10_000, 29_000)
-# Recipe keys for the files that `first_pairs` writes, whatever the source of the text.
+# Recipe keys for the files that `write_first_pairs` writes, whatever the source of the text.
 FILES = {"dataset": "null", "dataset_config": "null", "streaming": "false", "train": "train", "validation": "val"}
 
 
 def measure_small_data(setting: Setting) -> Measurements:
     """Return {system: [[BLEU for each number of training pairs] for each seed]}."""
     check_lstm_recipe(load_recipe(RECIPE, setting.options))  # before the Transformers are trained
-    folders = dict(first_pairs(setting, count) for count in PAIRS)
+    folders = dict(write_first_pairs(setting, count) for count in PAIRS)
     counts = sorted(folders)
-    systems = {"Transformer": bleu_of_transformer, "LSTM": bleu_of_lstm}
+    systems = {"Transformer": measure_transformer, "LSTM": measure_lstm}
     models = {
         (system, count): Variant(
             f"{system.lower()}-{count}", FILES | {"data": str(folders[count])}, partial(measure, setting.development)
@@ -44,12 +44,12 @@ def measure_small_data(setting: Setting) -> Measurements:
     return measurements | {"pairs": counts, "bleu": bleu}
 
 
-def first_pairs(setting: Setting, count: int) -> tuple[int, Path]:
+def write_first_pairs(setting: Setting, count: int) -> tuple[int, Path]:
     """Write the first training pairs and the development text; return the number of training pairs and the folder."""
     recipe = load_recipe(RECIPE, setting.options)
     chunks = chain.from_iterable(text.chunks() for text in parallel_texts(recipe, recipe.train))
     pairs = chain.from_iterable(zip(chunk.sources, chunk.targets, strict=True) for chunk in chunks)
-    folder = runs_folder(setting) / f"first-{count}"
+    folder = setting.runs / f"first-{count}"
     folder.mkdir(parents=True, exist_ok=True)
     chosen = [(source or "", target or "") for source, target in islice(pairs, count)]
     development = list(zip(setting.development.sources, setting.development.references, strict=True))
@@ -60,12 +60,12 @@ def first_pairs(setting: Setting, count: int) -> tuple[int, Path]:
     return len(chosen), folder
 
 
-def bleu_of_transformer(text: EvaluationText, recipe: Recipe) -> Measurements:
+def measure_transformer(text: EvaluationText, recipe: Recipe) -> Measurements:
     translations = train_and_load(recipe).translate(text.sources, split_sentences=False)
     return {"bleu": corpus_bleu(translations, text.references)}
 
 
-def bleu_of_lstm(text: EvaluationText, recipe: Recipe) -> Measurements:
+def measure_lstm(text: EvaluationText, recipe: Recipe) -> Measurements:
     """Train an LSTM of the same size and return its BLEU with the search of section 6.1."""
     model, prepared = train_lstm(recipe)
     start, end = prepared.config.decoder_start_token_id, prepared.config.eos_token_id
@@ -81,23 +81,23 @@ def bleu_of_lstm(text: EvaluationText, recipe: Recipe) -> Measurements:
 def judge_small_data(measurements: Measurements) -> Judgement:
     counts, bleu = measurements["pairs"], measurements["bleu"]
     by_count = {system: list(zip(*by_seed, strict=True)) for system, by_seed in bleu.items()}
-    leads = [differences(*pair) for pair in zip(by_count["LSTM"], by_count["Transformer"], strict=True)]
-    on_little = verdict(mean_interval(leads[0]), expected_sign=+1)
-    on_more = verdict(mean_interval(leads[-1]), expected_sign=-1)
+    leads = [subtract(*pair) for pair in zip(by_count["LSTM"], by_count["Transformer"], strict=True)]
+    on_little = judge(estimate_mean(leads[0]), expected_sign=+1)
+    on_more = judge(estimate_mean(leads[-1]), expected_sign=-1)
     worse = next(found for found in (FAILS, UNSURE, HOLDS) if found in (on_little, on_more))  # both parts must hold
     evidence = (
         f"BLEU of the LSTM minus BLEU of the Transformer after {measurements['steps']} steps, with the same "
         "hyperparameters for every size: "
     )
     evidence += ", ".join(
-        f"{with_interval(lead, 1, signed=True)} from {count:,} pairs" for count, lead in zip(counts, leads, strict=True)
+        f"{format_mean(lead, 1, signed=True)} from {count:,} pairs" for count, lead in zip(counts, leads, strict=True)
     )
-    figure, (left, right) = panels(2)
+    figure, (left, right) = make_panels(2)
     plot_means(left, counts, bleu, "training pairs", "BLEU")
-    log_x_ticks(left, set(counts))
+    set_log_x(left, set(counts))
     plot_intervals(
         right,
-        {f"{count:,}": mean_interval(lead) for count, lead in zip(counts, leads, strict=True)},
+        {f"{count:,}": estimate_mean(lead) for count, lead in zip(counts, leads, strict=True)},
         "BLEU of the LSTM minus the Transformer",
         zero=True,
     )

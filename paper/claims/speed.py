@@ -13,8 +13,8 @@ from training.cost import seconds_of_calls
 from training.machine import this_device
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 
-from ..plots import log_y, panels, plot_curves
-from ..rnn import RnnWithAttention, State, rnn_of_size
+from ..plots import make_panels, plot_curves, set_log_y
+from ..rnn import RnnWithAttention, State, make_rnn
 from ..verdicts import FAILS, HOLDS
 from .claim import Judgement, Measurements, Setting
 
@@ -26,14 +26,14 @@ CLAIMED_FACTOR = 10  # by which a Transformer is said to train faster, at least
 
 
 def measure_training_speed(setting: Setting) -> Measurements:
-    return measure_speeds(training_step, setting.seconds, is_training=True)
+    return measure_speeds(take_training_step, setting.seconds, is_training=True)
 
 
 def measure_decoding_speed(setting: Setting) -> Measurements:
     return measure_speeds(decode, setting.seconds, is_training=False)
 
 
-def training_step(model: nn.Module, ids: Tensor) -> None:
+def take_training_step(model: nn.Module, ids: Tensor) -> None:
     is_rnn = isinstance(model, RnnWithAttention)
     logits = model(ids, ids) if is_rnn else model(input_ids=ids, decoder_input_ids=ids).logits
     nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
@@ -42,13 +42,13 @@ def training_step(model: nn.Module, ids: Tensor) -> None:
 def decode(model: nn.Module, ids: Tensor) -> None:
     length = ids.shape[1]
     if isinstance(model, RnnWithAttention):
-        greedy(model, ids, length)
+        decode_greedily(model, ids, length)
     else:
         cast(Any, model).generate(ids, num_beams=1, min_new_tokens=length, max_new_tokens=length)
 
 
 @torch.inference_mode()
-def greedy(model: RnnWithAttention, source: Tensor, length: int) -> Tensor:
+def decode_greedily(model: RnnWithAttention, source: Tensor, length: int) -> Tensor:
     """Decode greedily. source: (batch, source) -> ids (batch, length)"""
     encoded = model.encode(source)
     state: State | None = None
@@ -73,7 +73,7 @@ def measure_speeds(work: Callable[[nn.Module, Tensor], None], seconds: float, is
     )  # fmt: skip
     transformer = VaswaniTransformerForConditionalGeneration(config)
     models = {"Transformer": cast(nn.Module, transformer)}
-    models |= {cell: rnn_of_size(transformer.num_parameters(), VOCABULARY, cell.lower()) for cell in CELLS}
+    models |= {cell: make_rnn(transformer.num_parameters(), VOCABULARY, cell.lower()) for cell in CELLS}
     # On a CPU, measure CPU time: other programs do not change it.
     unit, clock = ("second of CPU time", time.process_time) if device.type == "cpu" else ("second", time.perf_counter)
     series: dict[str, list[tuple[int, float]]] = {}
@@ -92,24 +92,24 @@ def measure_speeds(work: Callable[[nn.Module, Tensor], None], seconds: float, is
 
 def judge_training_speed(measurements: Measurements) -> Judgement:
     slowest = min(min(ratios) for ratios in measurements["ratios"].values())
-    return judgement(measurements, HOLDS if slowest >= CLAIMED_FACTOR else FAILS, "trains on", "training tokens")
+    return judge_speeds(measurements, HOLDS if slowest >= CLAIMED_FACTOR else FAILS, "trains on", "training tokens")
 
 
 def judge_decoding_speed(measurements: Measurements) -> Judgement:
     ratios = [ratio for by_length in measurements["ratios"].values() for ratio in by_length]
     slower = sum(ratio <= 1 for ratio in ratios)
     verdict = {0: FAILS, len(ratios): HOLDS}.get(slower, f"holds in {slower} of {len(ratios)} cases")
-    return judgement(measurements, verdict, "decodes", f"decoded tokens (greedy, {SENTENCES} sentences)")
+    return judge_speeds(measurements, verdict, "decodes", f"decoded tokens (greedy, {SENTENCES} sentences)")
 
 
-def judgement(measurements: Measurements, verdict: str, verb: str, counted: str) -> Judgement:
+def judge_speeds(measurements: Measurements, verdict: str, verb: str, counted: str) -> Judgement:
     """Compare the speeds. verb: of the evidence;  counted: label of the y axis"""
     unit = measurements["unit"]
     evidence = f"per {unit}, the Transformer {verb} " + " and ".join(
         f"{min(ratios):.2f} to {max(ratios):.2f} times as many tokens as the {cell}"
         for cell, ratios in measurements["ratios"].items()
     )
-    figure, (axis,) = panels()
+    figure, (axis,) = make_panels()
     plot_curves(axis, measurements["tokens_per_second"], "tokens of a sentence", f"{counted}\nper {unit}", log_x=True)
-    log_y(axis)
+    set_log_y(axis)
     return Judgement(verdict, evidence, figure)

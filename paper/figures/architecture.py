@@ -41,7 +41,7 @@ class Call:
     parameters: int
 
 
-def trace(model: VaswaniTransformerForConditionalGeneration) -> list[Call]:
+def record_calls(model: VaswaniTransformerForConditionalGeneration) -> list[Call]:
     """Return the calls of the modules that Figure 1 shows, in the order of one forward pass."""
     calls: list[Call] = []
     # Modules inside these are not drawn: the projections of attention, the matrices of the feed-forward layer.
@@ -62,9 +62,9 @@ def trace(model: VaswaniTransformerForConditionalGeneration) -> list[Call]:
     return calls
 
 
-def figure1(model: VaswaniTransformerForConditionalGeneration) -> Figure:
+def draw_figure1(model: VaswaniTransformerForConditionalGeneration) -> Figure:
     """Draw the model's architecture: boxes from bottom to top in the order of their calls."""
-    calls, config = trace(model), model.config
+    calls, config = record_calls(model), model.config
     figure = Figure(figsize=(9, 11), dpi=RESOLUTION)
     axis = figure.add_axes((0, 0, 1, 1))
     axis.set_axis_off()
@@ -97,7 +97,8 @@ def draw_stack(axis: Axes, calls: list[Call], x: float, layers: int, inputs: str
     inner = [n for n, call in enumerate(calls) if ".layers." in call.name]
     norm_first = calls[inner[0]].kind is nn.LayerNorm
     for n, call in enumerate(calls):
-        box(axis, x, n, 0.34, COLOURS[call.kind], title_of(call, norm_first), details(call, layers), n - 0.7)
+        title, details = name_call(call, norm_first), describe_call(call, layers)
+        draw_box(axis, x, n, 0.34, COLOURS[call.kind], title, details, n - 0.7)
     low, high = inner[0] - 0.56, inner[-1] + 0.52
     axis.plot([x - 0.2, x + 0.2, x + 0.2, x - 0.2, x - 0.2], [low, low, high, high, low], color="grey", linewidth=1)
     axis.text(x + 0.225 * outwards, (low + high) / 2, f"{layers}×", ha="center", va="center", fontsize=13)
@@ -108,11 +109,11 @@ def draw_stack(axis: Axes, calls: list[Call], x: float, layers: int, inputs: str
             axis.plot([x, side, side], [start, start, end], color="black", linewidth=0.8)
             axis.annotate("", (edge, end), (side, end), arrowprops={"arrowstyle": "->", "linewidth": 1})
     if calls[-1].name == "lm_head":
-        box(axis, x, len(calls), 0.34, "#d5eeca", "Softmax", f"{calls[-1].shape}", len(calls) - 0.7)
+        draw_box(axis, x, len(calls), 0.34, "#d5eeca", "Softmax", f"{calls[-1].shape}", len(calls) - 0.7)
         axis.text(x, len(calls) + 0.5, "Output Probabilities", ha="center", fontsize=11)
 
 
-def box(
+def draw_box(
     axis: Axes, x: float, y: float, width: float, colour: str, title: str, below: str, arrow_from: float | None = None
 ) -> None:
     """Draw a box around (x, y) with a title and a text below it; arrow_from: height at which an arrow to it starts."""
@@ -123,10 +124,10 @@ def box(
     axis.text(x, y + 0.11, title, ha="center", va="center", fontsize=10)
     axis.text(x, y - 0.14, below, ha="center", va="center", fontsize=6.5, family="monospace")
     if arrow_from is not None:
-        arrow(axis, x, arrow_from, y - 0.3)
+        draw_arrow(axis, x, arrow_from, y - 0.3)
 
 
-def title_of(call: Call, norm_first: bool) -> str:
+def name_call(call: Call, norm_first: bool) -> str:
     """Return the paper's name for a module."""
     words = {
         nn.Embedding: "Embedding, × √d_model", PositionalEncoding: "+ Positional Encoding", nn.Linear: "Linear",
@@ -138,7 +139,7 @@ def title_of(call: Call, norm_first: bool) -> str:
     return words[call.kind]
 
 
-def details(call: Call, layers: int) -> str:
+def describe_call(call: Call, layers: int) -> str:
     name = call.name.removeprefix("model.")
     if ".layers.0." in name:
         return f"{name.replace('.0.', f'.0-{layers - 1}.')} {call.shape}\n{layers} × {call.parameters:,} parameters"
@@ -163,7 +164,7 @@ class OperationRecorder(TorchDispatchMode):
         return result
 
 
-def attention_operations(attention: MultiHeadAttention, heads: int, length: int) -> list[tuple[str, tuple[int, ...]]]:
+def record_operations(attention: MultiHeadAttention, heads: int, length: int) -> list[tuple[str, tuple[int, ...]]]:
     """Return the operations of the model's attention function on random masked inputs, in order."""
     query, key = (torch.randn(heads, length, attention.d_k) for _ in range(2))
     mask = torch.ones(length, length, dtype=torch.bool).tril()
@@ -172,7 +173,7 @@ def attention_operations(attention: MultiHeadAttention, heads: int, length: int)
     return recorder.operations
 
 
-def figure2(model: VaswaniTransformerForConditionalGeneration) -> Figure:
+def draw_figure2(model: VaswaniTransformerForConditionalGeneration) -> Figure:
     """Draw scaled dot-product attention (left) and multi-head attention (right) of the first encoder layer."""
     attention: Any = model.model.encoder.layers[0].self_attn
     heads, length = model.config.encoder_attention_heads, 7
@@ -192,7 +193,7 @@ INPUTS, TOP = -0.48, 6.1  # heights at which the arrows start and end
 
 def draw_operations(axis: Axes, attention: MultiHeadAttention, heads: int, length: int) -> None:
     """Draw the operations from bottom to top; Scale comes first and applies only to the queries."""
-    operations = attention_operations(attention, heads, length)
+    operations = record_operations(attention, heads, length)
     for name, x, wide in (("Q", 0.2, attention.d_k), ("K", 0.5, attention.d_k), ("V", 0.86, attention.d_v)):
         axis.text(x, -0.75, f"{name}\n({heads}, {length}, {wide})", ha="center", va="center", fontsize=9)
     products = [n for n, (name, _) in enumerate(operations) if name == "MatMul"]
@@ -200,33 +201,33 @@ def draw_operations(axis: Axes, attention: MultiHeadAttention, heads: int, lengt
     below = INPUTS
     for n, ((name, shape), height) in enumerate(zip(operations, heights, strict=True)):
         centre, width = (0.2, 0.28) if n < products[0] else (0.6, 0.78) if n == products[1] else (0.36, 0.5)
-        box(axis, centre, height, width, OPERATION_COLOURS[name], name, str(shape))
-        arrow(axis, 0.2 if n <= products[0] else 0.36, below, height - 0.3)
+        draw_box(axis, centre, height, width, OPERATION_COLOURS[name], name, str(shape))
+        draw_arrow(axis, 0.2 if n <= products[0] else 0.36, below, height - 0.3)
         below = height + 0.3
-    arrow(axis, 0.5, INPUTS, heights[products[0]] - 0.3)
-    arrow(axis, 0.86, INPUTS, heights[products[1]] - 0.3)
-    arrow(axis, 0.6, below, TOP)
+    draw_arrow(axis, 0.5, INPUTS, heights[products[0]] - 0.3)
+    draw_arrow(axis, 0.86, INPUTS, heights[products[1]] - 0.3)
+    draw_arrow(axis, 0.6, below, TOP)
     axis.text(0.6, TOP + 0.1, str(operations[-1][1]), ha="center", fontsize=9)
 
 
 def draw_projections(axis: Axes, attention: Any, heads: int, length: int) -> None:
     d_model = attention.q_proj.in_features
 
-    def linear(name: str) -> tuple[str, str]:
+    def describe_projection(name: str) -> tuple[str, str]:
         weight = getattr(attention, name).weight
         return "Linear", f"{name} {tuple(weight.shape)}\n{weight.numel():,} parameters"
 
     for x, letter, name in ((0.17, "V", "v_proj"), (0.5, "K", "k_proj"), (0.83, "Q", "q_proj")):
         axis.text(x, -0.75, f"{letter}\n(1, {length}, {d_model})", ha="center", va="center", fontsize=9)
-        box(axis, x, 1, 0.3, COLOURS[nn.Linear], *linear(name), INPUTS)
-        arrow(axis, x, 1.3, 2.2)
+        draw_box(axis, x, 1, 0.3, COLOURS[nn.Linear], *describe_projection(name), INPUTS)
+        draw_arrow(axis, x, 1.3, 2.2)
     sizes = f"h = {heads} heads, d_k = {attention.d_k}, d_v = {attention.d_v}"
-    box(axis, 0.5, 2.5, 0.96, "#e2d5ee", "Scaled Dot-Product Attention", sizes)
-    box(axis, 0.5, 3.8, 0.4, "#fbf3c6", "Concat", f"(1, {length}, {heads * attention.d_v})", 2.8)
-    box(axis, 0.5, 5.1, 0.4, COLOURS[nn.Linear], *linear("out_proj"), 4.1)
-    arrow(axis, 0.5, 5.4, TOP)
+    draw_box(axis, 0.5, 2.5, 0.96, "#e2d5ee", "Scaled Dot-Product Attention", sizes)
+    draw_box(axis, 0.5, 3.8, 0.4, "#fbf3c6", "Concat", f"(1, {length}, {heads * attention.d_v})", 2.8)
+    draw_box(axis, 0.5, 5.1, 0.4, COLOURS[nn.Linear], *describe_projection("out_proj"), 4.1)
+    draw_arrow(axis, 0.5, 5.4, TOP)
     axis.text(0.5, TOP + 0.1, f"(1, {length}, {d_model})", ha="center", fontsize=9)
 
 
-def arrow(axis: Axes, x: float, low: float, high: float) -> None:
+def draw_arrow(axis: Axes, x: float, low: float, high: float) -> None:
     axis.annotate("", (x, high), (x, low), arrowprops={"arrowstyle": "->", "linewidth": 1, "shrinkA": 0, "shrinkB": 0})

@@ -49,9 +49,9 @@ class WordMaps:
         return self.is_content(index) and is_last and first > 0 and self.words[first - 1].lower() in DETERMINERS
 
 
-def word_maps(maps: AttentionMaps) -> WordMaps:
+def join_words(maps: AttentionMaps) -> WordMaps:
     """Join the tokens of each word: weights are summed over key tokens and averaged over query tokens."""
-    groups = tokens_of_words(maps.source)
+    groups = group_tokens(maps.source)
     words = ["".join(re.sub(r" \d/\d$", "", maps.source[n]) for n in group).replace("▁", "") for group in groups]
     joined = torch.zeros(len(groups), len(maps.source))
     for word, group in enumerate(groups):
@@ -60,7 +60,7 @@ def word_maps(maps: AttentionMaps) -> WordMaps:
     return WordMaps(words, averaged @ maps.encoder @ joined.T)
 
 
-def tokens_of_words(labels: list[str]) -> list[list[int]]:
+def group_tokens(labels: list[str]) -> list[list[int]]:
     """Return the tokens of each word: a word starts after a space, and each punctuation mark is a separate word."""
     groups: list[list[int]] = []
     for index, label in enumerate(labels):
@@ -83,11 +83,11 @@ class Heads:
     layer: int  # counted from 1
     heads: list[int]  # counted from 1
     query: int | None  # a word, or None for all words
-    score: float  # what selected the heads; see long_distance, anaphora, heads_with_different_tasks
+    score: float  # what selected the heads; see find_long_distance, find_anaphora, find_different_tasks
     key: int | None = None  # the word that the query attends to most
 
 
-def long_distance(maps: WordMaps) -> Heads:
+def find_long_distance(maps: WordMaps) -> Heads:
     """Return the layer and the content word that attends most to distant content words, over all heads (Figure 3)."""
     count = len(maps.words)
     words = torch.arange(count)
@@ -104,7 +104,7 @@ def long_distance(maps: WordMaps) -> Heads:
     return Heads(title, layer + 1, list(range(1, maps.weights.shape[1] + 1)), word, float(scores.max()), key)
 
 
-def anaphora(maps: WordMaps) -> Heads:
+def find_anaphora(maps: WordMaps) -> Heads:
     """Return the two heads of a layer that attend most strongly from a pronoun to an earlier noun (Figure 4)."""
     candidates: list[Heads] = []
     for word, text in enumerate(maps.words):
@@ -122,7 +122,7 @@ def anaphora(maps: WordMaps) -> Heads:
     return max(candidates, key=lambda heads: heads.score)
 
 
-def heads_with_different_tasks(maps: WordMaps) -> list[Heads]:
+def find_different_tasks(maps: WordMaps) -> list[Heads]:
     """Return two heads with different tasks: one attends at a fixed distance, one to chosen words (Figure 5)."""
     weights = maps.weights[..., :-1, :-1]  # without </s>
     heads, count = weights.shape[1:3]
@@ -146,23 +146,23 @@ def heads_with_different_tasks(maps: WordMaps) -> list[Heads]:
 PALETTE = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
 
 
-def figure3(maps: WordMaps) -> tuple[Figure, dict[str, Any]]:
+def draw_figure3(maps: WordMaps) -> tuple[Figure, dict[str, Any]]:
     """Draw Figure 3 and return it with its result."""
-    found = [long_distance(maps)]
+    found = [find_long_distance(maps)]
     return draw_heads(maps, found), describe(maps, found)
 
 
-def figure4(maps: WordMaps) -> tuple[Figure, dict[str, Any]]:
+def draw_figure4(maps: WordMaps) -> tuple[Figure, dict[str, Any]]:
     """Draw Figure 4, the first head for all words and both heads for the pronoun; return it with its result."""
-    found = anaphora(maps)
+    found = find_anaphora(maps)
     first = found.heads[0]
     all_words = replace(found, title=f"Layer {found.layer}, head {first}: all words", heads=[first], query=None)
     return draw_heads(maps, [all_words, found]), describe(maps, [found])
 
 
-def figure5(maps: WordMaps) -> tuple[Figure, dict[str, Any]]:
+def draw_figure5(maps: WordMaps) -> tuple[Figure, dict[str, Any]]:
     """Draw Figure 5 and return it with its result."""
-    found = heads_with_different_tasks(maps)
+    found = find_different_tasks(maps)
     return draw_heads(maps, found), describe(maps, found)
 
 

@@ -39,7 +39,7 @@ class WellFormedTrees(LogitsProcessor):
         self.sources, self.limits, self.share = sources, limits, share
         vocabulary = tokenizer.get_vocab()
         self.end = vocabulary[str(tokenizer.eos_token)]
-        self.closing = brackets(vocabulary)
+        self.closing = pair_brackets(vocabulary)
         self.opening = sorted(self.closing)
         self.starts = {id for token, id in vocabulary.items() if token.startswith("Ġ")}  # first tokens of words
 
@@ -89,7 +89,7 @@ class WellFormedTrees(LogitsProcessor):
         return choices or [self.end]
 
 
-def brackets(vocabulary: dict[str, int]) -> dict[int, int]:
+def pair_brackets(vocabulary: dict[str, int]) -> dict[int, int]:
     """Return {id of an opening bracket: id of its closing bracket}, such as `(NP` and `)NP`."""
     labels = {token[1:] for token in vocabulary if len(token) > 1 and token.startswith("(")}
     return {vocabulary[f"({label}"]: vocabulary[f"){label}"] for label in labels if f"){label}" in vocabulary}

@@ -10,7 +10,7 @@ PUNCTUATION = {",", ":", "``", "''", "."}  # parts of speech whose words EVALB d
 ROOTS = {"TOP", "S1"}
 
 
-def constituents(tree: Tree) -> Counter[tuple[str, int, int]]:
+def count_constituents(tree: Tree) -> Counter[tuple[str, int, int]]:
     """Count the (label, start, end) of a tree; punctuation has no position.
 
     Constituents of punctuation alone and the extra label of the root do not count; PRT counts as ADVP.
@@ -31,7 +31,7 @@ def constituents(tree: Tree) -> Counter[tuple[str, int, int]]:
     return spans
 
 
-def labelled_f1(gold: Sequence[Tree], parsed: Sequence[Tree], longest: int | None = None) -> dict[str, float]:
+def compute_f1(gold: Sequence[Tree], parsed: Sequence[Tree], longest: int | None = None) -> dict[str, float]:
     """Return recall, precision and F1 in percent over the sentences of at most `longest` words; all by default."""
     in_gold = in_parsed = in_both = sentences = 0
     for reference, tree in zip(gold, parsed, strict=True):
@@ -39,7 +39,7 @@ def labelled_f1(gold: Sequence[Tree], parsed: Sequence[Tree], longest: int | Non
             raise ValueError(f"sentence {sentences + 1}: the words of the parsed tree differ from the reference")
         if longest is not None and len(reference.leaves()) > longest:
             continue
-        expected, found = constituents(reference), constituents(tree)
+        expected, found = count_constituents(reference), count_constituents(tree)
         in_gold, in_parsed = in_gold + expected.total(), in_parsed + found.total()
         in_both, sentences = in_both + (expected & found).total(), sentences + 1
     return {

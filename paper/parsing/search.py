@@ -11,7 +11,7 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 from vaswani_transformer import TorchTranslator, gnmt_length_penalty
 
 from ..rnn import RnnWithAttention, beam_search
-from .constraint import SHARE_FOR_THE_LSTM, WellFormedTrees, brackets
+from .constraint import SHARE_FOR_THE_LSTM, WellFormedTrees, pair_brackets
 
 BEAMS, ALPHA, OFFSET = 21, 0.3, 300
 LOOKAHEAD = 20  # see `SearchSettings.lookahead`
@@ -57,13 +57,13 @@ def parse(
         )
         for index, ids, score in zip(indices, output.sequences.tolist(), output.sequences_scores.tolist(), strict=True):
             length = sum(id != tokenizer.pad_token_id for id in ids) - 1  # without <s>
-            parses[index] = Parse(tokens_of(ids, tokenizer), score * gnmt_length_penalty(length, ALPHA) / length)
+            parses[index] = Parse(decode_tokens(ids, tokenizer), score * gnmt_length_penalty(length, ALPHA) / length)
     return [parses[index] for index in range(len(sentences))]
 
 
-def tokens_of(ids: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> list[str]:
+def decode_tokens(ids: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> list[str]:
     """Return the words and brackets of an output sequence."""
-    pairs = brackets(tokenizer.get_vocab())
+    pairs = pair_brackets(tokenizer.get_vocab())
     bracket_ids = {*pairs, *pairs.values()}
     tokens: list[str] = []
     for are_brackets, run in itertools.groupby(ids, bracket_ids.__contains__):
@@ -94,5 +94,5 @@ def parse_with_lstm(
             end=cast(int, tokenizer.eos_token_id),
             constraint=WellFormedTrees(tokenizer, [source[:-1]], [limit], SHARE_FOR_THE_LSTM),
         )
-        parsed.append(tokens_of(ids, tokenizer))
+        parsed.append(decode_tokens(ids, tokenizer))
     return parsed

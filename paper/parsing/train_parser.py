@@ -19,11 +19,11 @@ from vaswani_transformer.exit import print_error
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.tokenization import train_tokenizer
 
-from ..fit_model import seconds_of_fit, train_lstm
-from ..result_files import provenance
-from .evalb import labelled_f1
+from ..fit_model import read_cpu_seconds, train_lstm
+from ..result_files import describe_origin
+from .evalb import compute_f1
 from .search import FEW_BEAMS, parse, parse_with_lstm
-from .trees import linearise, read_treebank, recombine, split_words, tree_from_tokens, words_of
+from .trees import build_tree, join_leaves, linearise, read_treebank, recombine, split_words
 
 COPIES = {"recombined": 20, "more": 60}  # recombined trees per tree of the sample
 MAX_UNLABELLED, SHARE_KEPT = 6000, 0.5  # sentences to parse, and the share of the parses to train on
@@ -37,8 +37,8 @@ def prepare_data(treebank: Path, folder: Path, vocabulary: int) -> dict[str, lis
     for name, copies in COPIES.items():
         corpora[name] = [*sample, *recombine(sample, copies, seed=1)]
     for name, corpus in corpora.items():
-        write_pairs(folder / name, map(words_of, corpus), (" ".join(linearise(tree)) for tree in corpus))
-    parsing_tokenizer(sample, vocabulary).save_pretrained(folder / "tokenizer")
+        write_pairs(folder / name, map(join_leaves, corpus), (" ".join(linearise(tree)) for tree in corpus))
+    train_parsing_tokenizer(sample, vocabulary).save_pretrained(folder / "tokenizer")
     return trees
 
 
@@ -50,9 +50,9 @@ def write_pairs(path: Path, sentences: Iterable[str], trees: Iterable[str]) -> N
             file.writelines(f"{line}\n".encode() for line in lines)
 
 
-def parsing_tokenizer(trees: Sequence[Tree], vocabulary: int) -> PreTrainedTokenizerFast:
+def train_parsing_tokenizer(trees: Sequence[Tree], vocabulary: int) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE on the words of the trees, and add a token for each bracket."""
-    tokenizer = train_tokenizer(map(words_of, trees), vocabulary)
+    tokenizer = train_tokenizer(map(join_leaves, trees), vocabulary)
     # With the prefix space, a word has the same tokens at the start of a sentence as elsewhere.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     labels = {node.label() for tree in trees for node in tree.subtrees() if node.height() > 2}
@@ -81,41 +81,41 @@ def parse_unlabelled(text: Path, teacher: Path, target: Path) -> None:
 def train_parser(recipe: Recipe, is_lstm: bool, gold: dict[str, list[Tree]], command: str) -> dict[str, Any]:
     """Train a parser and return its row of the table."""
     started, model = time.perf_counter(), Path(recipe.output_dir)
-    sentences = {part: [words_of(tree) for tree in trees] for part, trees in gold.items()}
+    sentences = {part: [join_leaves(tree) for tree in trees] for part, trees in gold.items()}
     if is_lstm:
         lstm, prepared = train_lstm(recipe)
         size, well_formed = sum(weight.numel() for weight in lstm.parameters()), None
-        cpu_seconds = seconds_of_fit(model)
+        cpu_seconds = read_cpu_seconds(model)
         parsed = {part: parse_with_lstm(lstm, prepared.text.tokenizer, texts) for part, texts in sentences.items()}
     else:
         train(recipe)
-        size, well_formed = parameters(model), share_well_formed(model, gold["test"])
+        size, well_formed = parameters(model), measure_well_formed(model, gold["test"])
         cpu_seconds = progress_of(model)["cpu_seconds"]
         parsed = {part: [tree.tokens for tree in parse(model, texts)] for part, texts in sentences.items()}
     return {
         "seed": recipe.seed,
         "parameters": size,
         "steps": recipe.max_steps,
-        "scores": {part: scores_of(trees, parsed[part]) for part, trees in gold.items()},
+        "scores": {part: score_parses(trees, parsed[part]) for part, trees in gold.items()},
         "well_formed_without_constraint": well_formed,
         "cpu_seconds_of_training": round(cpu_seconds, 1),
-        **provenance(command, [recipe.seed], time.perf_counter() - started),
+        **describe_origin(command, [recipe.seed], time.perf_counter() - started),
     }
 
 
-def scores_of(gold: Sequence[Tree], parsed: Sequence[Sequence[str]]) -> dict[str, Any]:
+def score_parses(gold: Sequence[Tree], parsed: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Return F1 over all sentences and over the short ones. Raises ValueError if a tree is not well formed."""
-    trees = [tree_from_tokens(tokens, tree.pos()) for tree, tokens in zip(gold, parsed, strict=True)]
-    return {"all": labelled_f1(gold, trees), "at most 40 words": labelled_f1(gold, trees, longest=40)}
+    trees = [build_tree(tokens, tree.pos()) for tree, tokens in zip(gold, parsed, strict=True)]
+    return {"all": compute_f1(gold, trees), "at most 40 words": compute_f1(gold, trees, longest=40)}
 
 
-def share_well_formed(model: Path, gold: Sequence[Tree]) -> float:
+def measure_well_formed(model: Path, gold: Sequence[Tree]) -> float:
     """Return the share of well-formed trees that the search finds without the constraint."""
     well_formed = 0
-    parsed = parse(model, [words_of(tree) for tree in gold], beams=FEW_BEAMS, constrained=False)
+    parsed = parse(model, [join_leaves(tree) for tree in gold], beams=FEW_BEAMS, constrained=False)
     for output, tree in zip(parsed, gold, strict=True):
         try:
-            tree_from_tokens(output.tokens, tree.pos())
+            build_tree(output.tokens, tree.pos())
         except ValueError:
             continue
         well_formed += 1

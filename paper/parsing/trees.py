@@ -27,7 +27,7 @@ def read_treebank(path: Path) -> dict[str, list[Tree]]:
     path: a folder or a .zip file with the treebank's .mrg files, wsj_0001.mrg to wsj_2454.mrg
     """
     parts: dict[str, list[Tree]] = {"train": [], "val": [], "test": []}
-    files = sorted(mrg_files(path))
+    files = sorted(read_mrg_files(path))
     is_whole = any(number // 100 == 23 for number, _ in files)
     for number, text in files:
         section = number // 100
@@ -37,7 +37,7 @@ def read_treebank(path: Path) -> dict[str, list[Tree]]:
             part = "val" if number in DEVELOPMENT_FILES else "test" if number in TEST_FILES else "train"
         if part is not None:
             try:
-                parts[part] += trees_of(text)
+                parts[part] += parse_trees(text)
             except ValueError as error:
                 problem = " ".join(str(error).split())
                 raise InputError(f"--treebank {path}: wsj_{number:04}.mrg is not a file of trees: {problem}") from error
@@ -47,7 +47,7 @@ def read_treebank(path: Path) -> dict[str, list[Tree]]:
     return parts
 
 
-def mrg_files(path: Path) -> Iterator[tuple[int, str]]:
+def read_mrg_files(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the number and the text of each wsj_NNNN.mrg."""
     if path.is_dir():
         for file in path.rglob("wsj_[0-9][0-9][0-9][0-9].mrg"):
@@ -61,26 +61,26 @@ def mrg_files(path: Path) -> Iterator[tuple[int, str]]:
         raise InputError(f"--treebank {path}: neither a folder nor a .zip file")
 
 
-def trees_of(text: str) -> list[Tree]:
+def parse_trees(text: str) -> list[Tree]:
     """Return the trees of a .mrg file without traces and function tags. A tree starts in the first column."""
     bracketed = [part for part in re.split(r"^(?=\()", text, flags=re.MULTILINE) if part.strip()]
     trees = [Tree.fromstring(part, remove_empty_top_bracketing=True) for part in bracketed]
-    return [kept for tree in trees if (kept := without_traces(tree)) is not None]
+    return [kept for tree in trees if (kept := strip_traces(tree)) is not None]
 
 
-def without_traces(tree: Tree) -> Tree | None:
+def strip_traces(tree: Tree) -> Tree | None:
     """Strip function tags (NP-SBJ becomes NP), traces, and constituents that become empty.
 
     Returns None if nothing is left.
     """
     if isinstance(tree[0], str):
         return None if tree.label() == "-NONE-" else tree
-    children = [kept for child in tree if (kept := without_traces(child)) is not None]
+    children = [kept for child in tree if (kept := strip_traces(child)) is not None]
     label = re.split("[-=|]", tree.label() or "TOP")[0]
     return Tree(label, children) if children else None
 
 
-def words_of(tree: Tree) -> str:
+def join_leaves(tree: Tree) -> str:
     return " ".join(tree.leaves())
 
 
@@ -91,7 +91,7 @@ def linearise(tree: Any) -> list[str]:
     return [f"({tree.label()}", *(token for child in tree for token in linearise(child)), f"){tree.label()}"]
 
 
-def tree_from_tokens(tokens: Sequence[str], tagged: Sequence[tuple[str, str]]) -> Tree:
+def build_tree(tokens: Sequence[str], tagged: Sequence[tuple[str, str]]) -> Tree:
     """Return the tree of the tokens: the inverse of `linearise`.
 
     tagged: the words of the sentence with their parts of speech
@@ -130,10 +130,10 @@ def recombine(trees: Sequence[Any], copies: int, seed: int) -> list[Tree]:
     """
     generator = random.Random(seed)
     substitutes: dict[tuple[str, str], list[Any]] = defaultdict(list)  # {(parent label, label): constituents}
-    positions = [inner_positions(tree) for tree in trees]
+    positions = [find_inner_positions(tree) for tree in trees]
     for tree, inner in zip(trees, positions, strict=True):
         for position in inner:
-            substitutes[labels_at(tree, position)].append(tree[position])
+            substitutes[read_labels(tree, position)].append(tree[position])
     new = []
     for tree, inner in zip(trees, positions, strict=True):
         for _ in range(copies if inner else 0):
@@ -141,15 +141,15 @@ def recombine(trees: Sequence[Any], copies: int, seed: int) -> list[Tree]:
             chosen = generator.sample(inner, min(len(inner), generator.randint(1, 3)))
             # From right to left, so that a replacement does not shift the remaining positions.
             for position in sorted(chosen, reverse=True):
-                changed[position] = generator.choice(substitutes[labels_at(tree, position)])
+                changed[position] = generator.choice(substitutes[read_labels(tree, position)])
             new.append(changed)
     return new
 
 
-def inner_positions(tree: Any) -> list[tuple[int, ...]]:
+def find_inner_positions(tree: Any) -> list[tuple[int, ...]]:
     """Return the positions of all constituents below the root."""
     return [at for at in tree.treepositions() if at and isinstance(tree[at], Tree) and tree[at].height() > 2]
 
 
-def labels_at(tree: Any, position: tuple[int, ...]) -> tuple[str, str]:
+def read_labels(tree: Any, position: tuple[int, ...]) -> tuple[str, str]:
     return tree[position[:-1]].label(), tree[position].label()

@@ -14,16 +14,17 @@ from nltk.tree import Tree
 from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 
 from paper import table4
+from paper.__main__ import main
 from paper.parsing.constraint import SHARE_OF_ALL_WORDS, WellFormedTrees
-from paper.parsing.evalb import labelled_f1
-from paper.parsing.search import tokens_of
-from paper.parsing.train_parser import parsing_tokenizer
-from paper.parsing.trees import linearise, read_treebank, recombine, split_words, tree_from_tokens, trees_of
+from paper.parsing.evalb import compute_f1
+from paper.parsing.search import ALPHA, decode_tokens
+from paper.parsing.train_parser import train_parsing_tokenizer
+from paper.parsing.trees import build_tree, linearise, parse_trees, read_treebank, recombine, split_words
 from paper.rnn import RnnWithAttention, beam_search
-from paper.table4 import BUDGETS, SYSTEMS, lead_sentence
-from paper.verdicts import with_interval
+from paper.table4 import BUDGETS, SYSTEMS, describe_leads
+from paper.verdicts import format_mean
+from training.recipe import load_recipe
 from vaswani_transformer import gnmt_length_penalty
-from vaswani_transformer.cli import main
 from vaswani_transformer.errors import InputError
 
 SENTENCE = """( (S
@@ -54,18 +55,18 @@ def random_tree(generator: random.Random, depth: int = 4) -> Tree:
 
 
 def test_a_tree_is_written_as_vinyals_et_al_do() -> None:
-    (tree,) = trees_of(SENTENCE)
+    (tree,) = parse_trees(SENTENCE)
     written = "(S (NP John )NP (VP seems (S (VP to (VP sleep )VP )VP )S )VP . )S"
     assert " ".join(linearise(tree)) == written
     assert tree.leaves() == ["John", "seems", "to", "sleep", "."]
-    assert tree_from_tokens(written.split(), tree.pos()) == tree
+    assert build_tree(written.split(), tree.pos()) == tree
 
 
 def test_every_tree_comes_back_from_its_tokens() -> None:
     generator = random.Random(1)
     for _ in range(200):
         tree = random_tree(generator)
-        assert tree_from_tokens(linearise(tree), tree.pos()) == tree
+        assert build_tree(linearise(tree), tree.pos()) == tree
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_every_tree_comes_back_from_its_tokens() -> None:
 )
 def test_tokens_that_are_no_tree_are_refused(tokens: str) -> None:
     with pytest.raises(ValueError, match="2 words"):
-        tree_from_tokens(tokens.split(), [("a", "NN"), ("b", "NN")])
+        build_tree(tokens.split(), [("a", "NN"), ("b", "NN")])
 
 
 def test_recombined_trees_consist_of_known_constituents() -> None:
@@ -134,14 +135,14 @@ def test_words_are_split_as_in_the_treebank() -> None:
     ],
 )
 def test_f1_follows_evalb(gold: str, parsed: str, recall: float, precision: float) -> None:
-    found = labelled_f1([Tree.fromstring(gold)], [Tree.fromstring(parsed)])
+    found = compute_f1([Tree.fromstring(gold)], [Tree.fromstring(parsed)])
     assert found["recall"] == pytest.approx(100 * recall) and found["precision"] == pytest.approx(100 * precision)
     assert found["f1"] == pytest.approx(200 * recall * precision / (recall + precision))
 
 
 def test_f1_of_short_sentences_counts_punctuation_as_words() -> None:
     trees = [Tree("S", [Tree("NN", ["a"])] * 40), Tree("S", [*[Tree("NN", ["a"])] * 40, Tree(".", ["."])])]
-    assert labelled_f1(trees, trees, longest=40)["sentences"] == 1
+    assert compute_f1(trees, trees, longest=40)["sentences"] == 1
 
 
 # --- the constraint --------------------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ def test_f1_of_short_sentences_counts_punctuation_as_words() -> None:
 def tokenizer() -> PreTrainedTokenizerFast:
     """The brackets are (NP, (S, )NP and )S; `a` and `b` are words of one token, `ab` is one of two."""
     tree = Tree.fromstring("(S (NP (NN a)) (NN b) (NN a) (NN b))")
-    return parsing_tokenizer([tree] * 5, 262)
+    return train_parsing_tokenizer([tree] * 5, 262)
 
 
 @pytest.mark.parametrize(("sentence", "limit"), [("a", 4), ("a", 6), ("a b", 7), ("a b a", 9), ("ab a", 9)])
@@ -173,7 +174,7 @@ def test_the_constraint_allows_exactly_the_trees_within_the_limit(
         depth = 2 * sum(opened) - len(opened)
         if beginning and depth == 0:
             try:
-                tree_from_tokens(tokens_of(beginning, tokenizer), tagged)
+                build_tree(decode_tokens(beginning, tokenizer), tagged)
             except ValueError:
                 return
             yield tuple(beginning)
@@ -217,7 +218,7 @@ def test_generate_returns_trees_from_a_model_that_knows_none(
     )
     for row, ids in enumerate(found.tolist()):
         # Raises if it is none.
-        tree_from_tokens(tokens_of(ids, tokenizer), [(word, "NN") for word in sentences[row // 3].split()])
+        build_tree(decode_tokens(ids, tokenizer), [(word, "NN") for word in sentences[row // 3].split()])
 
 
 # --- the RNN beside it ------------------------------------------------------------------------------------------
@@ -276,8 +277,12 @@ def treebank(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_recipe_has_the_length_penalty_of_the_search() -> None:
+    assert load_recipe(table4.RECIPE).length_penalty == ALPHA == 0.3  # section 6.3
+
+
 def test_a_missing_text_is_reported_before_any_training(treebank: Path, tmp_path: Path, refused: Any) -> None:
-    words = f"paper table4 --output {tmp_path} --treebank {treebank} --unlabelled absent.txt"
+    words = f"table4 --output {tmp_path} --treebank {treebank} --unlabelled absent.txt"
     assert "absent.txt: no such file" in refused(main, words.split())
     assert not any(tmp_path.iterdir())
 
@@ -289,7 +294,7 @@ def test_cpu_time_and_well_formed_share_are_means_over_seeds() -> None:
         row | {"seed": seed, "cpu_seconds_of_training": 60 * seed, "well_formed_without_constraint": seed / 10}
         for seed in (1, 2)
     ]
-    table = table4.as_markdown({"rows": rows})
+    table = table4.format_result({"rows": rows})
     assert "| 1.4 M | 1 min 30 s |" in table and "| 15 % |" in table
 
 
@@ -303,12 +308,12 @@ def test_the_lead_for_equal_time_compares_equal_runs() -> None:
     (_, longer_lstm), (transformer, equal_time_lstm) = list(BUDGETS.values())[1:]
     rows = [row(transformer, seed, 80 + seed, 100) for seed in (1, 2, 3, 4)]
     rows += [row(equal_time_lstm, 1, 70, 105), row(equal_time_lstm, 2, 73, 95), row(longer_lstm, 1, 78, 300)]
-    equal_time = with_interval([11, 9], 1, signed=True)
+    equal_time = format_mean([11, 9], 1, signed=True)
     expected = f"+3.0 with three times as many tokens for both (1 seed); {equal_time} with equal CPU time (2 seeds)"
-    assert lead_sentence(rows).endswith(f": {expected}.")
+    assert describe_leads(rows).endswith(f": {expected}.")
     others = [row(equal_time_lstm, 3, 0, 60), row(equal_time_lstm, 4, 0, 100, "b")]
-    assert lead_sentence([*rows, *others]) == lead_sentence(rows)
-    assert lead_sentence([]) == ""
+    assert describe_leads([*rows, *others]) == describe_leads(rows)
+    assert describe_leads([]) == ""
 
 
 @pytest.mark.slow
@@ -319,7 +324,7 @@ def test_the_command_trains_parsers_and_prints_the_table(
     captions = tmp_path / "captions.txt"
     captions.write_text("the dog sees the cat .\nthe bird likes the man .\n" * 10)
     model = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
-    words = f"paper table4 --output {tmp_path / 'paper'} --treebank {treebank} --unlabelled {captions}"
+    words = f"table4 --output {tmp_path / 'paper'} --treebank {treebank} --unlabelled {captions}"
     words += " --max_steps 100 --warmup_steps 10 --learning_rate 1e-2 --tokens_per_step 1000 --max_length 64"
     words += " --vocabulary 280 --validate_every 100 --save_every 50 --average_last 1 --mixed_precision no"
     main([*words.split(), *(f"--model.{key}={value}" for key, value in model.items())])

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
+from paper.__main__ import main
 from paper.result_files import PAPER
-from paper.table3 import FINDINGS, RECIPE, ROWS, compare_with_base, judge_rows, parse_rows, row_options
-from paper.verdicts import FAILS, HOLDS, UNSURE, mean_interval, verdict
+from paper.table3 import FINDINGS, RECIPE, ROWS, compare_with_base, judge_rows, parse_rows, scale_row
+from paper.verdicts import FAILS, HOLDS, UNSURE, estimate_mean, judge
 from training.recipe import load_recipe
 from vaswani_transformer import PRESETS, VaswaniTransformerConfig
-from vaswani_transformer.cli import main
 
 
 def test_rows_keep_the_proportions_of_the_paper():
@@ -24,14 +24,14 @@ def test_rows_keep_the_proportions_of_the_paper():
         return attention + 2 * config.d_model * (config.encoder_ffn_dim * encoder + config.decoder_ffn_dim * decoder)
 
     def ours(row: str) -> int:
-        recipe = load_recipe(RECIPE, row_options(row, base))
+        recipe = load_recipe(RECIPE, scale_row(row, base))
         return layer_matrices(VaswaniTransformerConfig(**recipe.model))
 
     for row in ROWS:
         paper = layer_matrices(VaswaniTransformerConfig(**PRESETS[row])) / layer_matrices(VaswaniTransformerConfig())
         assert ours(row) / ours("base") == pytest.approx(paper), row
-    assert load_recipe(RECIPE, row_options("D-ls0.2", base)).label_smoothing == 0.2
-    assert row_options("B-dk16", base) == {"model.d_k": "4", "model.d_v": "16"}
+    assert load_recipe(RECIPE, scale_row("D-ls0.2", base)).label_smoothing == 0.2
+    assert scale_row("B-dk16", base) == {"model.d_k": "4", "model.d_v": "16"}
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_rows_keep_the_proportions_of_the_paper():
     ],
 )
 def test_a_verdict_needs_an_interval_on_one_side_of_zero(differences, sign, expected):
-    assert verdict(mean_interval(differences), sign, margin=1.0) == expected
+    assert judge(estimate_mean(differences), sign, margin=1.0) == expected
 
 
 @pytest.mark.parametrize("score", ["bleu", "perplexity"])
@@ -59,11 +59,11 @@ def test_findings_have_the_signs_of_the_paper(score):
 
 
 def test_the_interval_of_a_mean_is_students():
-    mean, half = mean_interval([1.0, 2.0, 3.0])
+    mean, half = estimate_mean([1.0, 2.0, 3.0])
     assert mean == 2.0 and half == pytest.approx(4.303 / 3**0.5)
     for degrees, quantile in ((10, 2.228), (20, 2.086), (60, 2.000)):  # from a table of the distribution
         values = [-1.0, 1.0] * (degrees // 2) + [0.0]  # with a standard deviation of 1
-        assert mean_interval(values)[1] == pytest.approx(quantile / (degrees + 1) ** 0.5, rel=0.01)
+        assert estimate_mean(values)[1] == pytest.approx(quantile / (degrees + 1) ** 0.5, rel=0.01)
 
 
 def test_findings_compare_runs_of_the_same_seed():
@@ -85,11 +85,12 @@ def test_a_row_given_twice_is_trained_once():
 @pytest.fixture
 def command(text, tmp_path) -> list[str]:
     """Runs of two steps of a tiny model."""
-    words = f"paper table3 --output {tmp_path} --seeds 1 --data {text} --max_steps 2 --validate_every 2"
+    words = f"table3 --output {tmp_path} --seeds 1 --data {text} --max_steps 2 --validate_every 2"
     words += " --warmup_steps 1 --vocab_size 270 --max_length 40"
     return f"{words} --model.d_model 16 --model.encoder_layers 1 --model.decoder_layers 1".split()
 
 
+@pytest.mark.slow
 def test_missing_runs_are_trained_and_finished_ones_are_kept(command, tmp_path, capsys, refused):
     main([*command, "--rows", "base"])
     before = (tmp_path / "table3" / "base-seed1.json").stat().st_mtime_ns

@@ -1,4 +1,4 @@
-"""`paper table1` and `table2`: counted complexities with the paper's exponents, and rows of the results."""
+"""`python -m paper table1` and `table2`: counted complexities with the paper's exponents, and rows of the results."""
 
 import csv
 import json
@@ -7,20 +7,20 @@ from functools import partial
 import pytest
 import torch
 
+from paper.__main__ import main
 from paper.table1 import (
-    as_markdown,
-    convolutional,
+    attend,
+    attend_nearby,
+    convolve,
+    count_steps,
     draw_curves,
+    format_result,
     measure_layers,
-    path_length,
-    recurrent,
-    restricted_self_attention,
-    self_attention,
-    sequential_steps,
+    measure_path,
+    recur,
 )
 from training.cost import matmul_flop_rate
 from training.result_row import hardware
-from vaswani_transformer.cli import main
 
 # torch imports scripted formulas when it first computes tangents.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
@@ -35,7 +35,7 @@ def test_counted_operations_have_the_exponents_of_the_paper():
     assert counted["recurrent"]["steps_exponent"] == pytest.approx(1) == counted["recurrent"]["path_exponents"][0]
     assert counted["self-attention"]["steps_exponent"] == pytest.approx(0, abs=1e-9)
     assert counted["restricted self-attention"]["path_exponents"] == pytest.approx([1, -1], abs=0.15)
-    table = as_markdown({"layers": counted})
+    table = format_result({"layers": counted})
     assert "| recurrent | O(n d²) | n^1.00 d^2.00 | O(n) | 64; n^1.00 | O(n) | 64; n^1.00 |" in table
     assert "(k = 3)" in table and "log_k n" in table
     assert [len(axis.lines) for axis in draw_curves(counted).axes] == [4, 4, 4]
@@ -43,13 +43,13 @@ def test_counted_operations_have_the_exponents_of_the_paper():
 
 def test_running_layers_have_the_steps_and_paths_counted_by_hand():
     """By hand: attention needs two products and one of them on the path, windows of 8 reach 4 positions a layer."""
-    assert (sequential_steps(self_attention, 40, 8), path_length(self_attention, 40, 8)) == (2, 1)
-    assert (sequential_steps(recurrent, 40, 8), path_length(recurrent, 40, 8)) == (40, 40)
-    convolution, windows = partial(convolutional, kernel=3), partial(restricted_self_attention, neighbourhood=8)
-    assert sequential_steps(convolution, 40, 8) == 1
-    assert path_length(convolution, 14, 8) == 3  # 1 + 3 + 9 = 13 positions
-    assert path_length(windows, 41, 8) == 10
-    assert path_length(recurrent, 1024, 64) == 1024  # the signal does not vanish
+    assert (count_steps(attend, 40, 8), measure_path(attend, 40, 8)) == (2, 1)
+    assert (count_steps(recur, 40, 8), measure_path(recur, 40, 8)) == (40, 40)
+    convolution, windows = partial(convolve, kernel=3), partial(attend_nearby, neighbourhood=8)
+    assert count_steps(convolution, 40, 8) == 1
+    assert measure_path(convolution, 14, 8) == 3  # 1 + 3 + 9 = 13 positions
+    assert measure_path(windows, 41, 8) == 10
+    assert measure_path(recur, 1024, 64) == 1024  # the signal does not vanish
 
 
 def test_table_2_has_a_row_for_every_result(text, tmp_path, capsys):
@@ -63,7 +63,7 @@ def test_table_2_has_a_row_for_every_result(text, tmp_path, capsys):
         other = "vaswani-transformer train --config mine.yaml"
         writer.writerow([other, "a CPU", 1, 7, 1000, "test", 4, 0.6, 10, "nrefs:1", 11, 12])
     words = ["--output", str(tmp_path), "--data", str(text), "--results", str(tmp_path / "results.csv")]
-    main(["paper", "table2", *words])
+    main(["table2", *words])
     result = json.loads((tmp_path / "table2.json").read_text())
     first, second = result["rows"]
     assert first["bleu"] == 36.5 and first["changes"]["model.dropout"] == "0.2" and second["changes"] == {}
@@ -76,7 +76,7 @@ def test_table_2_has_a_row_for_every_result(text, tmp_path, capsys):
 
 
 def test_a_missing_results_file_is_named(tmp_path, refused):
-    error = refused(main, ["paper", "table2", "--output", tmp_path, "--results", tmp_path / "absent.csv"])
+    error = refused(main, ["table2", "--output", tmp_path, "--results", tmp_path / "absent.csv"])
     assert "absent.csv: No such file" in error
 
 
