@@ -163,7 +163,7 @@ def test_the_commands_write_pictures_and_results(where, folder):
         (["figure4", "--source", "Two dogs run ."], "no pronoun"),
         (["walk", "--layer", "3"], "--layer 3: must be 1 to 1"),
         (["walk", "--kind", "both"], "'both' is not one of 'encoder', 'decoder', 'cross'"),
-        (["figure1", "--model", "absent"], "--model absent: no such folder"),
+        (["figure1", "--model", "absent"], "absent: no such folder"),
     ],
 )
 def test_wrong_options_are_refused(words, said, where, refused):
