@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 import notebook  # noqa: E402
 
 # Programs without a command; they are started with `python -m`.
-MODULES = ("training.translate", "paper.__main__")
+MODULES = ("paper.__main__",)
 FOLDERS = ("vaswani_transformer", "training", "conversion", "hub", "paper", "examples", "benchmarks")
 
 COMMANDS_INTRODUCTION = """# Commands
