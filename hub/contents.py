@@ -8,26 +8,31 @@ or of other weights, as after more training.
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from transformers import GenerationConfig
+
 import vaswani_transformer
 from vaswani_transformer.atomic import atomic_folder
-from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP, CUSTOM_PIPELINES
+from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP, CUSTOM_PIPELINES, VaswaniTransformerConfig
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import enumerate_names, load_config, weight_files
 from vaswani_transformer.model_folder import (
     CODE_FILES,
     EXPORT_RECORD,
     INDEX,
+    MODEL_FILES,
     ONNX,
-    TOKENIZER_FILES,
     WEIGHTS,
+    check_graph,
+    check_inside,
     files_sha256,
     plain_tokenizer,
     read_config,
     read_json_object,
+    read_tokenizer_settings,
 )
 from vaswani_transformer.onnx_translator import PRECISIONS, onnx_file_name
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
@@ -35,16 +40,11 @@ from vaswani_transformer.torch_translator import TorchTranslator
 
 Files = dict[str, Path | bytes]
 
-ONNX_FILES = ("*.onnx", "*.onnx_data", "*.onnx.data", "*.json", "README.md")
+ONNX_FILES = ("*.onnx", "*.onnx_data", "*.onnx.data", "README.md")
 # Names of files that a push can write. A push deletes such files from the repository if it does not write them.
 MANAGED_NAMES = (
     "README.md",
-    "config.json",
-    "generation_config.json",
-    "*.safetensors",
-    INDEX,
-    *TOKENIZER_FILES,
-    f"{TARGET_TOKENIZER}/*",
+    *MODEL_FILES,
     *CODE_FILES,
     f"{ONNX}/*",
     f"{ONNX}/{TARGET_TOKENIZER}/*",
@@ -58,6 +58,11 @@ SECRETS = re.compile(
     rb"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
 TEXT_SUFFIXES = (".json", ".md", ".py")
+# Entries of JSON files that are published. Others could name code, which transformers runs with trust_remote_code, or
+# files. The entries by which transformers finds our own code are added.
+CONFIG_ENTRIES = frozenset(VaswaniTransformerConfig().to_dict()) - {"auto_map", "custom_pipelines", "_name_or_path"}
+GENERATION_ENTRIES = frozenset(GenerationConfig().to_dict()) | {"extra_length", "max_source_length"}
+EXPORT_ENTRIES = frozenset({"precision", "weights_sha256", "graphs"})
 # Fields of config.json that may differ between a model and its export.
 METADATA_FIELDS = {"transformers_version", "architectures", "auto_map", "custom_pipelines", "dtype"}
 
@@ -72,6 +77,7 @@ def model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, TorchTra
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
     read_config(folder / "config.json")
+    refuse_links(folder)
     if not (folder / "tokenizer.json").is_file():
         raise InputError(f"{folder} has no tokenizer.json; give the folder of a model with its tokenizer")
     translator = TorchTranslator.from_pretrained(folder, device="cpu")
@@ -79,7 +85,7 @@ def model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, TorchTra
     files: Files = {"config.json": json_bytes(config_for_the_hub(folder))}
     generation = folder / "generation_config.json"
     written = translator.model.generation_config.to_json_string().encode()
-    files[generation.name] = generation if generation.is_file() else written
+    files[generation.name] = select_entries(generation, GENERATION_ENTRIES) if generation.is_file() else written
     files |= {file.relative_to(folder).as_posix(): file for file in weight_files(folder)}
     if WEIGHTS not in files:
         files[INDEX] = folder / INDEX
@@ -114,16 +120,21 @@ def parse_exports(options: Sequence[str]) -> dict[str | None, Path]:
 def config_for_the_hub(folder: Path) -> dict[str, Any]:
     """Return config.json with the entries by which transformers finds the code without this package."""
     config = read_json_object(folder / "config.json")
-    config.pop("_name_or_path", None)
-    return config | {
+    return {name: config[name] for name in config if name in CONFIG_ENTRIES} | {
         "architectures": ["VaswaniTransformerForConditionalGeneration"],
         "auto_map": AUTO_MAP,
         "custom_pipelines": CUSTOM_PIPELINES,
     }
 
 
+def select_entries(path: Path, published: Collection[str]) -> bytes:
+    """Return a JSON file with its published entries alone."""
+    content = read_json_object(path)
+    return json_bytes({name: content[name] for name in content if name in published})
+
+
 def tokenizer_files(folder: Path) -> Files:
-    """Return the files of both tokenizers, without truncation and padding.
+    """Return the files of both tokenizers, without truncation and padding, and with the entries that are read here.
 
     The class name is one that transformers 4 and transformers.js also know.
     """
@@ -133,7 +144,7 @@ def tokenizer_files(folder: Path) -> Files:
         if (folder / tokenizer).is_file():
             files[tokenizer] = plain_tokenizer(folder / tokenizer)
         if (folder / config).is_file():  # optional in an ONNX folder
-            fields = read_json_object(folder / config)
+            fields = read_tokenizer_settings(folder / place)
             files[config] = json_bytes(fields | {"tokenizer_class": "PreTrainedTokenizerFast"})
     return files
 
@@ -145,8 +156,17 @@ def onnx_files(folder: Path, onnx: Path) -> Files:
         raise InputError(f"--onnx {onnx}: no such folder{named}")
     if not any(onnx.glob("*.onnx")):
         raise InputError(f"{onnx} contains no .onnx file; `vaswani-transformer export onnx` writes one")
+    refuse_links(onnx)
     check_same_model(folder, onnx)
     files: Files = {path.name: path for pattern in ONNX_FILES for path in sorted(onnx.glob(pattern))}
+    settings = {
+        "config.json": CONFIG_ENTRIES,
+        "generation_config.json": GENERATION_ENTRIES,
+        EXPORT_RECORD: EXPORT_ENTRIES,
+    }
+    files |= {
+        name: select_entries(onnx / name, published) for name, published in settings.items() if (onnx / name).is_file()
+    }
     return {f"{ONNX}/{name}": file for name, file in (files | tokenizer_files(onnx)).items()}
 
 
@@ -200,6 +220,15 @@ def refuse_secrets(files: Files) -> None:
                 raise InputError(f"{name} contains an access token or a private key; remove it before publishing")
 
 
+def refuse_links(folder: Path) -> None:
+    """Raise BrokenFileError if a file that may be published is a link to a file outside the folder."""
+    for place in (folder, folder / ONNX, folder / TARGET_TOKENIZER):
+        check_inside(place, folder)
+        for path in place.glob("*"):
+            if not path.is_dir():  # such as a folder of texts
+                check_inside(path, folder)
+
+
 def check_same_model(folder: Path, onnx: Path) -> None:
     """Raise InputError if the exported model has other weights, settings, or another configuration or tokenizer."""
     if (onnx / "config.json").is_file():
@@ -222,7 +251,9 @@ def check_same_model(folder: Path, onnx: Path) -> None:
             raise InputError(
                 f"{settings[1]} and {settings[0]} differ in {enumerate_names(different)}; export the model again"
             )
-    if (onnx / EXPORT_RECORD).is_file():  # exports of 0.1.0 have none
+    for graph in onnx.glob("*.onnx"):
+        check_graph(graph)
+    if (onnx / EXPORT_RECORD).is_file():
         exported = str(read_json_object(onnx / EXPORT_RECORD).get("weights_sha256"))
         weights = files_sha256(*weight_files(folder))
         if exported != weights:

@@ -21,6 +21,7 @@ from .model_folder import (
     SPECIAL_TOKENS,
     WEIGHTS,
     ModelFolder,
+    check_inside,
     check_readable,
     read_json_object,
     read_tokenizer,
@@ -141,15 +142,10 @@ def weight_files(folder: Path) -> list[Path]:
     file_of_tensor = read_json_object(path).get("weight_map")
     if not isinstance(file_of_tensor, dict) or not all(isinstance(name, str) for name in file_of_tensor.values()):
         raise BrokenFileError(f"{path}: weight_map must map the name of each tensor to a file name")
-    # Files in the Hub's cache are links to its folder of blobs.
-    inside = folder.resolve()
-    if inside.parent.name == "snapshots":
-        inside = inside.parent.parent
     files = []
     for name in sorted(set(file_of_tensor.values())):
         file = folder / name
-        if Path(name).is_absolute() or ".." in Path(name).parts or not file.resolve().is_relative_to(inside):
-            raise BrokenFileError(f"{path}: {name!r} is outside the model folder and is not read")
+        check_inside(file, folder)
         if not file.is_file():
             raise BrokenFileError(f"{file}: no such file, but {INDEX} names it")
         files.append(file)

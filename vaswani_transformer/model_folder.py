@@ -27,13 +27,18 @@ LARGEST_SIZE = 10_000_000  # of a vocabulary, or of learned positions
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"  # of an adapter that PEFT saved; its weights are in adapter_model.safetensors
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-# Files that Translator reads, as glob patterns.
-MODEL_FILES = ("config.json", "generation_config.json", ADAPTER, "*.safetensors", INDEX, "*tokenizer*.json")
+SETTINGS_FILES = (
+    "config.json",
+    "generation_config.json",
+    *TOKENIZER_FILES,
+    *(f"{TARGET_TOKENIZER}/{name}" for name in TOKENIZER_FILES),
+)
+MODEL_FILES = (*SETTINGS_FILES, "*.safetensors", INDEX)  # of a complete model, as glob patterns
 # The code in every saved and published model, so that it loads without this package: transformers copies the files that
 # relative imports in configuration_vaswani_transformer.py name.
 CODE_FILES = tuple(sorted(path.name for path in Path(__file__).parent.glob("*_vaswani_transformer.py")))
 ONNX = "onnx"  # the folder that transformers.js and Optimum read
-EXPORT_RECORD = "export.json"  # in an ONNX folder: its precision, and the hash of the weights that were exported
+EXPORT_RECORD = "export.json"  # in an ONNX folder: its precision, and hashes of the exported weights and the graphs
 CONVERSION_NOTES = "CONVERSION.md"  # in a model that was converted from another toolkit
 MANIFEST = "manifest.json"  # size and sha256 of a checkpoint's files, or of a model's weights and tokenizer
 OPTIMIZER = "optimizer.safetensors"
@@ -141,7 +146,7 @@ def local_folder(
     folder_or_repo: str | Path,
     revision: str | None = None,
     local_files_only: bool = False,
-    files: Sequence[str] = MODEL_FILES,
+    files: Sequence[str] = (*MODEL_FILES, ADAPTER),
 ) -> Path:
     """Return a model folder: the given one, or the local copy of the Hub repository `owner/name`, downloaded if needed.
 
@@ -192,6 +197,26 @@ def read_json_object(path: Path, *objects: str) -> dict[str, Any]:
         if not isinstance(content.get(field, {}), dict):
             raise BrokenFileError(f"{path}: {field} is a {type(content[field]).__name__}; it must be an object")
     return content
+
+
+def check_inside(file: Path, folder: Path) -> None:
+    """Raise BrokenFileError if a name or a symbolic link leads out of the folder, and does not stay in a Hub cache."""
+    inside = folder.resolve()
+    if inside.parent.name == "snapshots":  # its files are links to the folder of blobs
+        inside = inside.parent.parent
+    if not file.resolve().is_relative_to(inside):
+        raise BrokenFileError(f"{file} leads to {file.resolve()}, outside the folder, and is not read")
+
+
+def check_graph(graph: Path) -> None:
+    """Raise BrokenFileError if an ONNX file is not the one that the export recorded."""
+    record = graph.with_name(EXPORT_RECORD)
+    exported = read_json_object(record, "graphs").get("graphs", {}) if record.is_file() else {}
+    if exported.get(graph.name, file_sha256(graph)) != file_sha256(graph):
+        raise BrokenFileError(
+            f"{graph} is not the graph that was exported with {record} (another sha256); export the model again, or "
+            f"remove {EXPORT_RECORD} if the change was intended"
+        )
 
 
 def check_readable(path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from .errors import BrokenFileError, InputError, UnavailableError, as_input_errors, one_line, out_of_memory
-from .model_folder import ONNX, ModelFolder, check_readable, local_folder
+from .model_folder import ONNX, ModelFolder, check_graph, check_readable, local_folder
 from .search_vaswani_transformer import SearchSettings, check_number
 from .translator import Hypothesis, Translator, pad_rows
 
@@ -80,6 +80,7 @@ class OnnxTranslator(Translator):
         folder, graph = ModelFolder(path), path / name
         tokenizer, target_tokenizer, search = folder.tokenizer, folder.target_tokenizer, folder.search
         session = load_session(graph, device, threads)
+        check_graph(graph)
         sizes = session.get_modelmeta().custom_metadata_map  # empty unless this package exported the file
         for field, size in (("vocab_size", folder.vocab_size), ("decoder_vocab_size", folder.decoder_vocab_size)):
             if sizes.get(field, str(size)) != str(size):

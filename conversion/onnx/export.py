@@ -15,13 +15,13 @@ from vaswani_transformer.lines import read_lines
 from vaswani_transformer.loading import load_model, load_tokenizer, weight_files
 from vaswani_transformer.model_folder import (
     EXPORT_RECORD,
-    TOKENIZER_FILES,
+    SETTINGS_FILES,
     ModelFolder,
+    file_sha256,
     files_sha256,
     plain_tokenizer,
     write_json,
 )
-from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
 from ..save import new_folder
 from .as_marian import Library, arrange_as_marian, check_as_marian
@@ -38,8 +38,6 @@ from .verify_split import verify_split
 
 # Bytes of weights in one file. Protobuf limits a message to 2 GiB, the graph included.
 LARGEST_FILE = 2_000_000_000
-# Files of the model that runtimes read.
-COPIED_FILES = ("generation_config.json", *TOKENIZER_FILES, *(f"{TARGET_TOKENIZER}/{file}" for file in TOKENIZER_FILES))
 
 OnStage = Callable[[str], object]
 
@@ -178,13 +176,17 @@ def save(graph: ModelProto, path: Path) -> None:
 
 
 def copy_files(model_folder: Path, unfinished: Path, model: Model, precision: str) -> None:
-    """Write config.json, generation_config.json and export.json, and copy the tokenizers."""
-    record = {"precision": precision, "weights_sha256": files_sha256(*weight_files(model_folder))}
+    """Write config.json, generation_config.json and export.json beside the graphs, and copy the tokenizers."""
+    record = {
+        "precision": precision,
+        "weights_sha256": files_sha256(*weight_files(model_folder)),
+        "graphs": {path.name: file_sha256(path) for path in sorted(unfinished.glob("*.onnx"))},
+    }
     write_json(unfinished / EXPORT_RECORD, record)
     # Not copied: the model's file may leave out defaults that the runtime must read.
     model.config.to_json_file(unfinished / "config.json")
-    for file in COPIED_FILES:
-        if (path := model_folder / file).exists():
+    for file in SETTINGS_FILES:
+        if file != "config.json" and (path := model_folder / file).exists():
             (unfinished / file).parent.mkdir(exist_ok=True)
             content = plain_tokenizer(path) if path.name == "tokenizer.json" else path.read_bytes()
             (unfinished / file).write_bytes(content)
