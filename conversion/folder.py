@@ -13,8 +13,7 @@ from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.loading import load_model
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
-from .description import OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET
-from .layout import Sinusoids, concatenate
+from .layout import OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET, Sinusoids, concatenate
 from .vocabulary import SIDES
 
 # Of a converted model: "toolkit", its name; "file", the checkpoint's name; "options", what converting it back needs:

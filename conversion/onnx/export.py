@@ -19,7 +19,7 @@ from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 from vaswani_transformer.onnx_translator import plain_tokenizer
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
-from ..save import new_folder
+from ..checkpoint_files import create_folder
 from .as_marian import Library, arrange_as_marian, check_as_marian
 from .quantize import quantize
 from .readme import readme
@@ -64,7 +64,7 @@ def export_single_folder(
     Raises InputError, BrokenFileError, UnavailableError, or ProofError if the graph does not translate as torch does.
     """
     lines = None if sentences is None else list(read_lines(sentences))
-    with new_folder(folder) as unfinished:
+    with create_folder(folder) as unfinished:
         model = load_model(model_folder, device="cpu", dtype=torch.float32)
         refuse_unsupported_settings(model, model_folder)
         tokenizer = check_and_load_tokenizer(model_folder, model, required=lines is not None)
@@ -112,7 +112,7 @@ def export_split_folder(
 
     Raises InputError, BrokenFileError, UnavailableError, or ProofError if the logits differ from torch's.
     """
-    with new_folder(folder) as unfinished:
+    with create_folder(folder) as unfinished:
         model = load_model(model_folder, device="cpu", dtype=torch.float32)
         if library:
             check_as_marian(model, model_folder, library)

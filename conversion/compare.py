@@ -18,7 +18,7 @@ from torch import Tensor
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import BrokenFileError, InputError, ProofError, UnavailableError, one_line
 
-from .description import Description, Forward, forward_of
+from .toolkit import Description, Forward, wrap_model
 from .vocabulary import SIDES, Vocabulary
 
 # In float32, wrong settings give differences of 0.2 to 10. A wrong epsilon of LayerNorm gives 4e-5: not detected.
@@ -31,14 +31,17 @@ MASKS = ("src_mask", "tgt_mask")  # may be missing
 
 
 @torch.inference_mode()
-def check(description: Description, model: Model, logits: Path | None = None) -> str:
+def compare_with_toolkit(
+    description: Description, model: Model, toolkit: str, checkpoint: Path, logits: Path | None = None
+) -> str:
     """Return the line to print about the comparison. Raises ProofError if the two models differ.
 
+    toolkit, checkpoint: the name of the toolkit, and the file that was read
     logits: an .npz file of logits that the toolkit computed; None to run the toolkit's own model
     """
-    name = str(logits or description.toolkit)
+    name = str(logits or toolkit)
     if logits:
-        differences = differences_from_file(model, logits, description.vocabulary)
+        differences = compare_with_file(model, logits, description.vocabulary)
     elif description.reference is None:
         return (
             f"check: not compared: {name} cannot run here; to compare with logits that it computed, convert again "
@@ -46,21 +49,21 @@ def check(description: Description, model: Model, logits: Path | None = None) ->
         )
     else:
         try:
-            differences = differences_from_reference(description, model)
+            differences = compare_with_reference(description, model, checkpoint)
         except UnavailableError as error:
-            return f"check: not compared: {error}"
+            return f"check: not compared: {toolkit} could not run this model ({error})"
     largest = torch.cat([torch.zeros(1), *differences]).max().item()
     if not largest <= MAX_DIFFERENCE:  # NaN is a difference as well
         remedies = description.assumptions or ["Check that the configuration file belongs to this checkpoint."]
         raise ProofError(
-            f"{description.path}: the converted model's log-probabilities differ from {name}'s by {largest:.1e}. "
+            f"{checkpoint}: the converted model's log-probabilities differ from {name}'s by {largest:.1e}. "
             + " ".join(remedies)
         )
     tokens = sum(len(each) for each in differences)
     return f"check: log-probabilities of {tokens:,} tokens differ from {name}'s by at most {largest:.1e}"
 
 
-def differences_from_file(model: Model, file: Path, vocabulary: Vocabulary) -> list[Tensor]:
+def compare_with_file(model: Model, file: Path, vocabulary: Vocabulary) -> list[Tensor]:
     """Return, for each row, the largest difference over the vocabulary at each target position, (target,)."""
     arrays = read_arrays(file)
     source, target, logits = arrays["src_ids"].long(), arrays["tgt_in_ids"].long(), arrays["logits"].float()
@@ -102,7 +105,7 @@ def read_arrays(file: Path) -> dict[str, Tensor]:
     return arrays
 
 
-def differences_from_reference(description: Description, model: Model) -> list[Tensor]:
+def compare_with_reference(description: Description, model: Model, checkpoint: Path) -> list[Tensor]:
     """Return, for each of a few random pairs, the difference of each target token's log-probability, (target,).
 
     Raises UnavailableError if the library cannot run the checkpoint.
@@ -110,8 +113,8 @@ def differences_from_reference(description: Description, model: Model) -> list[T
     assert description.reference is not None
     start = description.vocabulary.start_id
     length = min(RANDOM_LENGTH, model.config.learned_positions or RANDOM_LENGTH)
-    pairs = random_pairs(description.vocabulary, length)
-    ours = [log_probabilities(forward_of(model), start, *pair) for pair in pairs]
+    pairs = make_random_pairs(description.vocabulary, length)
+    ours = [score_tokens(wrap_model(model), start, *pair) for pair in pairs]
     try:
         # The library's output and warnings do not concern the conversion.
         with (
@@ -119,15 +122,14 @@ def differences_from_reference(description: Description, model: Model) -> list[T
             redirect_stdout(io.StringIO()),
             redirect_stderr(io.StringIO()),
         ):
-            forward = description.reference(description)
-            theirs = [log_probabilities(forward, start, *pair) for pair in pairs]
+            forward = description.reference(checkpoint, description)
+            theirs = [score_tokens(forward, start, *pair) for pair in pairs]
     except Exception as error:  # torch and transformers raise many kinds
-        message = f"{type(error).__name__}: {one_line(str(error))[:200]}"
-        raise UnavailableError(f"{description.toolkit} could not run this model ({message})") from error
+        raise UnavailableError(f"{type(error).__name__}: {one_line(str(error))[:200]}") from error
     return [(a - b).abs() for a, b in zip(ours, theirs, strict=True)]
 
 
-def random_pairs(vocabulary: Vocabulary, length: int) -> list[tuple[list[int], list[int]]]:
+def make_random_pairs(vocabulary: Vocabulary, length: int) -> list[tuple[list[int], list[int]]]:
     """Return source and target ids without special tokens, the same in every run; none if a side has only those."""
     chance = random.Random(0)
     special = {vocabulary.pad, vocabulary.eos, vocabulary.bos, vocabulary.start}
@@ -137,7 +139,7 @@ def random_pairs(vocabulary: Vocabulary, length: int) -> list[tuple[list[int], l
     return [(chance.choices(source, k=length), chance.choices(target, k=length)) for _ in range(RANDOM_PAIRS)]
 
 
-def log_probabilities(forward: Forward, start: int, source: list[int], target: list[int]) -> Tensor:
+def score_tokens(forward: Forward, start: int, source: list[int], target: list[int]) -> Tensor:
     """Return the log-probability of each target token, (target,). start: the decoder's first token"""
     logits = forward(torch.tensor([source]), torch.tensor([[start, *target[:-1]]]))[0]
     return logits.float().log_softmax(-1).gather(-1, torch.tensor(target)[:, None])[:, 0]
