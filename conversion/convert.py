@@ -53,12 +53,12 @@ def export_checkpoint(path: Path, out: Path, name: str) -> None:
         raise InputError(f"--to {name}: not a format that can be written; known formats: {', '.join(WRITERS)}")
     if not path.is_dir():
         raise InputError(f"{path}: no such folder; --to takes a model folder of this project")
-    writer, folder, reasons = WRITERS[name], ModelFolder(path), Reasons(f"{path} (to {name})")
+    folder = ModelFolder(path)
+    options = Options(folder.config.to_dict(), Reasons(f"{path} (to {name})"))
     with create_folder(out) as new, torch.inference_mode():
-        requirements = writer.requirements(folder.config) | {"d_k": (None,), "d_v": (None,)}  # d_model / heads
-        Options(folder.config.to_dict(), reasons).require(requirements)
-        writer.write(folder, new, reasons)
-        reasons.raise_if_any()  # the folder is deleted
+        options.require({"d_k": (None,), "d_v": (None,)})  # d_model / heads
+        WRITERS[name](folder, new, options)
+        options.reasons.raise_if_any()  # the folder is deleted
         if folder.toolkit == name and folder.originals.is_dir():  # the vocabularies, byte for byte
             for file in sorted(folder.originals.iterdir()):
                 shutil.copyfile(file, new / file.name)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .folder import ModelFolder
 from .layout import PAPER, SOURCE, TARGET, Sinusoids
-from .options import Reasons
+from .options import Options, Reasons
 from .rename import Rule
 from .vocabulary import Vocabulary
 
@@ -50,7 +50,10 @@ class Description:
 
 
 Read = Callable[[Path, Reasons], Description]
-Write = Callable[[ModelFolder, Path, Reasons], None]
+# Writes a model folder as a checkpoint in a new folder. The options are the fields of our configuration: a writer
+# checks that the toolkit supports them, and adds other reasons why it cannot represent the model. If there are reasons,
+# convert.py deletes the new folder.
+Write = Callable[[ModelFolder, Path, Options], None]
 
 
 @dataclass(frozen=True)
@@ -76,23 +79,8 @@ class Reader:
     packages: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class Writer:
-    """How a model folder is written for a toolkit.
-
-    name: the format that users give with --to
-    requirements: fields of a configuration of ours -> the values that the toolkit supports
-    write: writes a checkpoint in a new folder, and adds other reasons why the toolkit cannot represent the model; if
-        there are any, the folder is deleted
-    """
-
-    name: str
-    requirements: Callable[[Any], dict[str, tuple]]
-    write: Write
-
-
 READERS: dict[str, Reader] = {}
-WRITERS: dict[str, Writer] = {}
+WRITERS: dict[str, Write] = {}
 
 
 def register_reader(name: str, files: Sequence[str], **recognition: Any) -> Callable[[Read], Read]:
@@ -105,11 +93,11 @@ def register_reader(name: str, files: Sequence[str], **recognition: Any) -> Call
     return register
 
 
-def register_writer(name: str, requirements: Callable[[Any], dict[str, tuple]]) -> Callable[[Write], Write]:
-    """Register the decorated function in WRITERS. Arguments as in `Writer`."""
+def register_writer(name: str) -> Callable[[Write], Write]:
+    """Register the decorated function in WRITERS, under the format that users give with --to."""
 
     def register(write: Write) -> Write:
-        WRITERS[name] = Writer(name, requirements, write)
+        WRITERS[name] = write
         return write
 
     return register

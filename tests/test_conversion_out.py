@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -164,13 +163,6 @@ def test_all_unsupported_settings_of_a_target_are_listed(tmp_path: Path, refused
     untrained_model(layer_norm_eps=1e-5, tie_word_embeddings=False, position_offset=2).save_pretrained(tmp_path / "o")
     message = refusal(refused, "--to", "hf-marian", tmp_path / "o", tmp_path / "out")
     assert "position_offset is 2" in message and "tie_word_embeddings is False" in message
-
-
-def test_a_writer_cannot_ignore_an_unsupported_setting(tmp_path: Path, refused, monkeypatch):
-    careless = replace(WRITERS["hf-marian"], write=lambda folder, out, reasons: (out / "model").write_text("all"))
-    monkeypatch.setitem(WRITERS, "hf-marian", careless)
-    untrained_model(position_offset=2).save_pretrained(tmp_path / "ours")
-    assert "position_offset is 2" in refusal(refused, "--to", "hf-marian", tmp_path / "ours", tmp_path / "out")
 
 
 def test_a_trained_start_token_cannot_be_written_for_marian(tmp_path: Path, refused):

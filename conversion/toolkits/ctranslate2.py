@@ -13,7 +13,7 @@ from vaswani_transformer import sinusoidal_positional_encoding
 
 from ..folder import ModelFolder
 from ..layout import OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET
-from ..options import STACKS, Reasons, expand
+from ..options import STACKS, Options, expand
 from ..toolkit import register_writer
 
 TABLE_ROWS = 2048  # CTranslate2 needs a table; its Marian converter writes as many rows
@@ -30,18 +30,14 @@ ACTIVATIONS = {
 }
 
 
-def list_requirements(config: Any) -> dict[str, tuple]:
-    pre = config.norm_position == "pre"
-    return {"encoder_final_norm": (pre,), "decoder_final_norm": (pre,), "activation_function": tuple(ACTIVATIONS)}
-
-
-@register_writer("ctranslate2", list_requirements)
-def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
+@register_writer("ctranslate2")
+def write_checkpoint(folder: ModelFolder, out: Path, options: Options) -> None:
     """Write a folder that ctranslate2.Translator loads."""
     from ctranslate2.specs import common_spec, transformer_spec
 
-    config = folder.config
+    config, reasons = folder.config, options.reasons
     pre = config.norm_position == "pre"
+    options.require({"{encoder,decoder}_final_norm": (pre,), "activation_function": tuple(ACTIVATIONS)})
     if not folder.has_tokenizer():
         reasons.add_setting("there is no tokenizer to write the vocabularies from")
     reasons.raise_if_any()

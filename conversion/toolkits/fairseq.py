@@ -190,22 +190,21 @@ def read_counted_words(path: Path) -> list[str]:
 # ---- from our model to fairseq -----------------------------------------------------------------------------------
 
 
-def list_requirements(config: Any) -> dict[str, tuple]:
-    pre, learned = config.norm_position == "pre", config.position_embedding_type == "learned"
-    return {
-        "position_base": (config.position_base if learned else TENSOR2TENSOR.base(config.d_model),),
-        "position_offset": (OFFSET,),
-        "layer_norm_eps": (EPSILON,),
-        "activation_function": tuple(ACTIVATIONS.values()),
-        "encoder_final_norm": (pre,),
-        "decoder_final_norm": (True, False) if pre else (False,),
-    }
-
-
-@register_writer("fairseq", list_requirements)
-def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
+@register_writer("fairseq")
+def write_checkpoint(folder: ModelFolder, out: Path, options: Options) -> None:
     """Write a checkpoint of fairseq 0.12 and its dictionaries."""
-    config, learned = folder.config, folder.config.position_embedding_type == "learned"
+    config, reasons = folder.config, options.reasons
+    pre, learned = config.norm_position == "pre", config.position_embedding_type == "learned"
+    options.require(
+        {
+            "position_base": (config.position_base if learned else TENSOR2TENSOR.base(config.d_model),),
+            "position_offset": (OFFSET,),
+            "layer_norm_eps": (EPSILON,),
+            "activation_function": tuple(ACTIVATIONS.values()),
+            "encoder_final_norm": (pre,),
+            "decoder_final_norm": (True, False) if pre else (False,),
+        }
+    )
     ids = (config.bos_token_id, config.pad_token_id, config.eos_token_id, config.decoder_start_token_id)
     if ids != (0, 1, 2, 2):
         reasons.add_setting(

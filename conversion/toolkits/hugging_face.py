@@ -224,27 +224,25 @@ def read_marian_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[
 # ---- from our model to transformers ------------------------------------------------------------------------------
 
 
-def list_marian_requirements(config: Any) -> dict[str, tuple]:
-    return {
-        "position_embedding_type": ("sinusoidal",),
-        "position_base": (10000.0,),
-        "position_offset": (0,),
-        "norm_position": ("post",),
-        "encoder_final_norm": (False,),
-        "decoder_final_norm": (False,),
-        "layer_norm_eps": (EPSILON,),
-        "tie_word_embeddings": (True,),
-    }
-
-
-@register_writer("hf-marian", list_marian_requirements)
-def write_marian(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
+@register_writer("hf-marian")
+def write_marian(folder: ModelFolder, out: Path, options: Options) -> None:
     """Write a folder that MarianMTModel.from_pretrained loads."""
     config, was_hf_marian = folder.config, folder.toolkit == "hf-marian"
+    options.require(
+        {
+            "position_embedding_type": ("sinusoidal",),
+            "position_base": (10000.0,),
+            "position_offset": (0,),
+            "norm_position": ("post",),
+            "{encoder,decoder}_final_norm": (False,),
+            "layer_norm_eps": (EPSILON,),
+            "tie_word_embeddings": (True,),
+        }
+    )
     if not was_hf_marian:
         folder.keep_all_rows()
     elif not folder.kept.get("scale_embedding", True):
-        reasons.add_setting("the embeddings were divided by sqrt(d_model) when they were converted")
+        options.reasons.add_setting("the embeddings were divided by sqrt(d_model) when they were converted")
     ours = folder.tensors(CONCATENATED)
     tensors = rename_to_theirs(make_layer_rules(config.to_dict()), ours)
     separate = {ENCODER_EMBEDDING: ours[SOURCE], DECODER_EMBEDDING: ours[TARGET]}

@@ -230,22 +230,21 @@ def read_tokens(file: Path, rows: int) -> list[str]:
 # ---- from our model to Marian ------------------------------------------------------------------------------------
 
 
-def list_requirements(config: Any) -> dict[str, tuple]:
-    return {  # a folder that came from Marian may have been edited since
-        "position_embedding_type": ("sinusoidal",),
-        "position_base": (TENSOR2TENSOR.base(config.d_model),),
-        "position_offset": (0,),
-        "layer_norm_eps": (EPSILON,),
-        "decoder_attention_heads": (config.encoder_attention_heads,),
-        "decoder_final_norm": (config.encoder_final_norm,),
-        "activation_function": (*ACTIVATIONS.values(), "quick_gelu"),
-    }
-
-
-@register_writer("marian", list_requirements)
-def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
+@register_writer("marian")
+def write_checkpoint(folder: ModelFolder, out: Path, options: Options) -> None:
     """Write model.npz. convert.py copies the vocabularies."""
-    config = folder.config
+    config, reasons = folder.config, options.reasons
+    options.require(
+        {  # a folder that came from Marian may have been edited since
+            "position_embedding_type": ("sinusoidal",),
+            "position_base": (TENSOR2TENSOR.base(config.d_model),),
+            "position_offset": (0,),
+            "layer_norm_eps": (EPSILON,),
+            "decoder_attention_heads": (config.encoder_attention_heads,),
+            "decoder_final_norm": (config.encoder_final_norm,),
+            "activation_function": (*ACTIVATIONS.values(), "quick_gelu"),
+        }
+    )
     if folder.toolkit != "marian":
         reasons.add_setting("only models converted from Marian can be written: others have other vocabularies")
     if folder.model.state_dict()[TARGET][config.decoder_start_token_id].any():

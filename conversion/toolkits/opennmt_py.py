@@ -180,24 +180,22 @@ def read_tokens(vocabulary: Any) -> list[str] | None:
 # ---- from our model to OpenNMT-py --------------------------------------------------------------------------------
 
 
-def list_requirements(config: Any) -> dict[str, tuple]:
-    return {
-        "norm_position": ("pre",),
-        "encoder_final_norm": (True,),
-        "decoder_final_norm": (True,),
-        "position_embedding_type": ("sinusoidal",),
-        "position_base": (10000.0, TENSOR2TENSOR.base(config.d_model)),
-        "position_offset": (0,),
-        "decoder_attention_heads": (config.encoder_attention_heads,),
-        "decoder_ffn_dim": (config.encoder_ffn_dim,),
-        "activation_function": ("relu", "gelu"),
-    }
-
-
-@register_writer("opennmt-py", list_requirements)
-def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
+@register_writer("opennmt-py")
+def write_checkpoint(folder: ModelFolder, out: Path, options: Options) -> None:
     """Write a released checkpoint of OpenNMT-py 3.5."""
-    config = folder.config
+    config, reasons = folder.config, options.reasons
+    options.require(
+        {
+            "norm_position": ("pre",),
+            "{encoder,decoder}_final_norm": (True,),
+            "position_embedding_type": ("sinusoidal",),
+            "position_base": (10000.0, TENSOR2TENSOR.base(config.d_model)),
+            "position_offset": (0,),
+            "decoder_attention_heads": (config.encoder_attention_heads,),
+            "decoder_ffn_dim": (config.encoder_ffn_dim,),
+            "activation_function": ("relu", "gelu"),
+        }
+    )
     if folder.toolkit != "opennmt-py":
         folder.keep_all_rows()
         if not folder.has_tokenizer():
@@ -220,10 +218,10 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     tensors = folder.in_saved_dtype(tensors)
     generator = {name: tensors.pop(f"generator.{name}") for name in ("weight", "bias")}
     vocabulary = make_vocabulary(folder)
-    options = make_options(config)
-    options |= {"position_encoding_type": encoding, "add_ffnbias": feed_forward_bias}
-    options["share_vocab"] = vocabulary["src"] == vocabulary["tgt"]
-    content = {"model": tensors, "generator": generator, "vocab": vocabulary, "opt": argparse.Namespace(**options)}
+    settings = make_options(config)
+    settings |= {"position_encoding_type": encoding, "add_ffnbias": feed_forward_bias}
+    settings["share_vocab"] = vocabulary["src"] == vocabulary["tgt"]
+    content = {"model": tensors, "generator": generator, "vocab": vocabulary, "opt": argparse.Namespace(**settings)}
     save_pickle(content, out / "model_release.pt")
 
 
