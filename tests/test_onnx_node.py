@@ -10,7 +10,7 @@ from saved_model import ENGLISH, GERMAN
 from conversion.onnx.export import export_single_folder, export_split_folder
 from conversion.onnx.search_inputs import search_inputs
 from conversion.onnx.session import open_session
-from conversion.onnx.tokenizer.verify import EDGE_CASES
+from conversion.onnx.verify_text import EDGE_CASES
 from vaswani_transformer import Translator
 from vaswani_transformer.onnx_translator import OnnxTranslator
 from vaswani_transformer.search_settings import SearchSettings

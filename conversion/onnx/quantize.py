@@ -24,7 +24,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
 from .graph_builder import GraphBuilder
-from .subgraphs import graphs_of, remove_unused
+from .rewrite import remove_unused, walk_graphs
 
 SMALLEST_SCALE = 1e-20  # of a column of zeros
 
@@ -53,7 +53,7 @@ def quantize(model: ModelProto, activations: bool = True) -> ModelProto:
     """
     graph = model.graph
     quantizer = Quantizer(graph, activations)
-    for body in list(graphs_of(graph)):  # innermost first: rewriting a graph copies its subgraphs
+    for body in list(walk_graphs(graph)):  # innermost first: rewriting a graph copies its subgraphs
         quantizer.rewrite(body)
     nodes = [*quantizer.op.nodes, *graph.node]
     del graph.node[:]
@@ -68,7 +68,7 @@ class Quantizer:
 
     def __init__(self, graph: GraphProto, activations: bool):
         self.graph, self.activations = graph, activations
-        bodies = list(graphs_of(graph))
+        bodies = list(walk_graphs(graph))
         # The float matrices by name, each with the axis along which products are summed.
         self.matrices = {
             tensor.name: (tensor, 0)
@@ -134,7 +134,8 @@ class Quantizer:
             rounded = np.rint(array / np.expand_dims(scale, axis)).astype(np.int8)
             # Store it beside the float matrix, so that ONNX Runtime prepacks it (see single_graph.py). Search for
             # its graph each time, because rewriting a graph copies its subgraphs.
-            owner = next(body for body in graphs_of(self.graph) if name in {tensor.name for tensor in body.initializer})
+            bodies = walk_graphs(self.graph)
+            owner = next(body for body in bodies if name in {tensor.name for tensor in body.initializer})
             owner.initializer.extend(map(numpy_helper.from_array, (rounded, scale), names))
         return names
 
