@@ -5,16 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from .folder import ModelFolder
 from .layout import PAPER, SOURCE, TARGET, Sinusoids
 from .options import Options, Reasons
 from .rename import Rule
 from .vocabulary import Vocabulary
-
-# Computes logits (1, target, vocabulary) from source ids and the decoder's input ids, both (1, length).
-Forward = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass
@@ -30,7 +27,8 @@ class Description:
     assumptions: sentences about properties that the checkpoint does not record, with what to do if they are wrong
     files: files that are copied into the model folder for converting back, besides those of the vocabulary
     kept: values that converting it back needs, saved in conversion.json
-    reference: builds the file's own model, if torch or transformers has its class
+    reference: computes the logits (rows, target, vocabulary) of the file's own model, if torch or transformers has its
+        class, from source ids (rows, source) and the decoder's input ids (rows, target)
     """
 
     tensors: dict[str, Tensor]
@@ -43,7 +41,7 @@ class Description:
     assumptions: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
     kept: dict[str, Any] = field(default_factory=dict)
-    reference: Callable[[Path, "Description"], Forward] | None = None
+    reference: Callable[[Path, "Description", Tensor, Tensor], Tensor] | None = None
 
     def all_notes(self) -> list[str]:
         return self.assumptions + self.notes + self.vocabulary.notes
@@ -101,12 +99,6 @@ def register_writer(name: str) -> Callable[[Write], Write]:
         return write
 
     return register
-
-
-def wrap_model(model: nn.Module) -> Forward:
-    """Return the forward pass of one of transformers' models or of ours."""
-    # With its cache, FSMT is not causal for several target tokens.
-    return lambda ids, target: model(input_ids=ids, decoder_input_ids=target, use_cache=False).logits
 
 
 def explain_penalty(name: str, ranking: str) -> str:

@@ -30,12 +30,10 @@ from ..rename import Rule, expand_layers, expand_table, find_first, rename_to_th
 from ..segmentation import SentencePieceModel, build_bpe_tokenizer, read_codes
 from ..toolkit import (
     Description,
-    Forward,
     count_embeddings,
     explain_penalty,
     register_reader,
     register_writer,
-    wrap_model,
 )
 from ..vocabulary import SIDES, Vocabulary, number_tokens, read_token_ids
 from .fairseq import EPSILON, LAYERS, OFFSET
@@ -99,9 +97,13 @@ def make_layer_rules(config: Mapping[str, Any]) -> list[Rule]:
     return expand_layers(config, "model.{encoder,decoder}.layers.#.", LAYERS)
 
 
-def load_reference(model_class: type[PreTrainedModel], path: Path, description: Description) -> Forward:
-    """Load the folder with transformers. model_class: the class of its model"""
-    return wrap_model(model_class.from_pretrained(path.parent, dtype=torch.float32, local_files_only=True).eval())
+def compute_logits(
+    model_class: type[PreTrainedModel], path: Path, description: Description, source: Tensor, target: Tensor
+) -> Tensor:
+    """Run transformers' model of the folder, see `Description.reference`. model_class: its class"""
+    model = model_class.from_pretrained(path.parent, dtype=torch.float32, local_files_only=True).eval()
+    # With its cache, FSMT is not causal for several target tokens.
+    return model(input_ids=source, decoder_input_ids=target, use_cache=False).logits
 
 
 # ---- FSMT ------------------------------------------------------------------------------------------------------------
@@ -140,7 +142,7 @@ def read_fsmt(path: Path, reasons: Reasons) -> Description:
         unscaled=unscaled,
         notes=notes,
         kept={"source_lang": source_lang, "target_lang": target_lang},
-        reference=partial(load_reference, FSMTForConditionalGeneration),
+        reference=partial(compute_logits, FSMTForConditionalGeneration),
     )
 
 
@@ -190,7 +192,7 @@ def read_marian(path: Path, reasons: Reasons) -> Description:
         unscaled=() if scaled else (SOURCE, TARGET),
         notes=MARIAN_NOTES,
         kept={"config": dict(options), "scale_embedding": scaled},
-        reference=partial(load_reference, MarianMTModel),
+        reference=partial(compute_logits, MarianMTModel),
     )
 
 

@@ -31,7 +31,7 @@ from ..layout import (
 from ..options import STACKS, Options, Reasons
 from ..rename import Rule, expand_layers, infer_sizes, select_weights, split_in_proj
 from ..segmentation import add_tokenizers
-from ..toolkit import Description, Forward, register_reader
+from ..toolkit import Description, register_reader
 from ..vocabulary import TEXT, Vocabulary, read_both_sides
 
 FIRST_WEIGHT = "encoder.layers.0.self_attn.in_proj_weight"
@@ -139,7 +139,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         unscaled=() if options.get("scale_embeddings", True) else (SOURCE, TARGET),
         assumptions=assumptions,
         files=[file],
-        reference=build_reference,
+        reference=compute_logits,
     )
 
 
@@ -193,8 +193,8 @@ def make_embedding_rules(tensors: Mapping[str, Tensor], reasons: Reasons) -> lis
     return [*rules, Rule(bias, OUTPUT_BIAS)] if bias in tensors else rules
 
 
-def build_reference(path: Path, description: Description) -> Forward:
-    """Build nn.Transformer from the file's tensors, with the embeddings, positions and output that `read` found."""
+def compute_logits(path: Path, description: Description, source: Tensor, target: Tensor) -> Tensor:
+    """Run nn.Transformer with the file's tensors, and the embeddings, positions and output that `read` found."""
     config, tensors = description.config, description.tensors
     ours = {rule.ours: tensors[rule.theirs].float() for rule in description.rules if rule.theirs in tensors}
     weights = remove_prefix(find_state_dict(load_checkpoint(path)))
@@ -222,9 +222,9 @@ def build_reference(path: Path, description: Description) -> Forward:
         scale = 1.0 if embedding in description.unscaled else config["d_model"] ** 0.5
         return ours[embedding][ids] * scale + ours.get(positions, table)[: ids.shape[1]]
 
-    def forward(ids: Tensor, target: Tensor) -> Tensor:
-        source, target = embed(ids, SOURCE, ENCODER_POSITIONS), embed(target, TARGET, DECODER_POSITIONS)
-        states = module(source, target, tgt_mask=nn.Transformer.generate_square_subsequent_mask(target.shape[1]))
-        return states @ ours[OUTPUT].T + ours.get(OUTPUT_BIAS, torch.zeros(()))
-
-    return forward
+    states = module(
+        embed(source, SOURCE, ENCODER_POSITIONS),
+        embed(target, TARGET, DECODER_POSITIONS),
+        tgt_mask=nn.Transformer.generate_square_subsequent_mask(target.shape[1]),
+    )
+    return states @ ours[OUTPUT].T + ours.get(OUTPUT_BIAS, torch.zeros(()))

@@ -177,10 +177,8 @@ def find_byte_symbols(op: GraphBuilder, codes: str, is_text: str, bpe: ByteLevel
     index = np.arange(4, dtype=np.int32)
     is_byte = op.LessOrEqual(index, more)
     # The first byte has a length prefix and the highest bits, later bytes have six bits each.
-    distance = op.Mul(op.Max(op.Sub(more, index), np.int32(0)), np.int32(6))
-    bits = op.BitShift(
-        op.Cast(code, to=TensorProto.UINT32), op.Cast(distance, to=TensorProto.UINT32), direction="RIGHT"
-    )
+    distance = op.Cast(op.Mul(op.Max(op.Sub(more, index), np.int32(0)), np.int32(6)), to=TensorProto.UINT32)
+    bits = op.BitShift(op.Cast(code, to=TensorProto.UINT32), distance, direction="RIGHT")
     bits = op.Cast(bits, to=TensorProto.INT32)
     lead = op.Add(bits, op.Gather(np.array([0, 0xC0, 0xE0, 0xF0], np.int32), more))
     bytes = op.Where(index == 0, lead, op.Add(op.BitwiseAnd(bits, np.int32(63)), np.int32(0x80)))
