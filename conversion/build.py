@@ -10,7 +10,7 @@ from transformers.utils import logging
 
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.errors import InputError, one_line
+from vaswani_transformer.errors import one_line
 from vaswani_transformer.model_folder import CONVERSION_NOTES
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
@@ -57,7 +57,9 @@ def build_model(description: Description, reasons: Reasons) -> Model:
         with torch.device("meta"):  # allocates no memory
             model = Model(VaswaniTransformerConfig(**config))
     except Exception as error:  # strict dataclasses raise several kinds, each naming the field
-        raise InputError(f"{reasons.subject} cannot be converted: {one_line(str(error))}") from error
+        reasons.add_setting(one_line(str(error)))
+        reasons.raise_if_any()
+        raise
     check_shapes(model, tensors, reasons)
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()

@@ -129,11 +129,7 @@ def compute_arrays(description: Description, model: Model, checkpoint: Path) -> 
     target[:, 0] = vocabulary.start_id
     try:
         # The library's output and warnings do not concern the conversion.
-        with (
-            warnings.catch_warnings(action="ignore"),
-            redirect_stdout(io.StringIO()),
-            redirect_stderr(io.StringIO()),
-        ):
+        with warnings.catch_warnings(action="ignore"), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             logits = description.reference(checkpoint, description, source, target)
     except Exception as error:  # torch and transformers raise many kinds
         raise UnavailableError(f"{type(error).__name__}: {one_line(str(error))[:200]}") from error

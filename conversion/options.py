@@ -18,8 +18,8 @@ class Reasons:
     """The reasons why a model cannot be converted, collected so that one error names them all.
 
     A setting that the other side does not support is wrong input (exit code 2). A tensor that is missing, unexpected
-    or of a wrong shape makes a broken file (exit code 3). Only a file that is missing or cannot be read raises its
-    error at once, because nothing else can be said about the model.
+    or of a wrong shape makes a broken file (exit code 3). Only a file that is missing, damaged or at odds with another
+    file raises its error at once, because the model cannot be read without it.
     """
 
     def __init__(self, subject: str | Path):

@@ -171,12 +171,9 @@ def read_both_sides(
     special: Mapping[str, Sequence[str]],
     **settings: Any,
 ) -> Vocabulary:
-    """Read the vocabularies of a toolkit whose decoder starts with `bos`.
+    """Read the source's and the target's file of a toolkit whose decoder starts with `bos`.
 
-    files: the source's and the target's
-    read_tokens: reads the tokens of a file by id
-    special: see `find_common_ids`
-    settings: other fields of the vocabulary
+    read_tokens: reads the tokens of a file by id;  special: see `find_common_ids`;  settings: fields of the vocabulary
     """
     source, target = (list(read_tokens(file)) for file in files)
     ids = find_common_ids(source, target, special, " and ".join(file.name for file in files))

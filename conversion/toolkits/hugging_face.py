@@ -28,13 +28,7 @@ from ..layout import CONCATENATED, OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGE
 from ..options import RATES, Options, Reasons, expand, map_sizes
 from ..rename import Rule, expand_layers, expand_table, find_first, rename_to_theirs, select_weights
 from ..segmentation import SentencePieceModel, build_bpe_tokenizer, read_codes
-from ..toolkit import (
-    Description,
-    count_embeddings,
-    explain_penalty,
-    register_reader,
-    register_writer,
-)
+from ..toolkit import Description, count_embeddings, explain_penalty, register_reader, register_writer
 from ..vocabulary import SIDES, Vocabulary, number_tokens, read_token_ids
 from .fairseq import EPSILON, LAYERS, OFFSET
 

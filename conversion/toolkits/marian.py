@@ -122,14 +122,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     unscaled = (SOURCE, TARGET) if learned else ()
     notes = [PENALTY_NOTE, PRE_NORM_NOTE] if config["norm_position"] == "pre" else [PENALTY_NOTE]
     return Description(
-        tensors,
-        rules,
-        config,
-        vocabulary,
-        TENSOR2TENSOR,
-        unscaled=unscaled,
-        notes=notes,
-        kept={"model_yml": text},
+        tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=notes, kept={"model_yml": text}
     )
 
 
