@@ -27,8 +27,6 @@ from vaswani_transformer.atomic import atomic_folder, check_new_folder
 from vaswani_transformer.errors import BrokenFileError, InputError, one_line, out_of_memory
 from vaswani_transformer.model_folder import check_readable
 
-from .toolkit import READERS
-
 SCALAR = np.float64(0).__reduce__()[0]  # numpy's private constructor of scalars
 
 
@@ -120,6 +118,8 @@ def load_checkpoint(path: Path) -> Any:
         except (SafetensorError, OSError) as error:
             raise BrokenFileError(f"{path} is not a complete safetensors file ({error}); copy it again") from None
     check_archive(path)
+    from .toolkits import READERS  # here, because they import this file
+
     packages = {package for reader in READERS.values() for package in reader.packages}
     stubs: dict[str, type] = {}
     zipped = zipfile.is_zipfile(path)  # the format since torch 1.6
