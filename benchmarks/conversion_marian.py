@@ -21,9 +21,10 @@ import torch
 import typer
 
 from conversion.build import build_model
-from conversion.description import OUTPUT_BIAS, SOURCE, Description
-from conversion.reasons import Reasons
-from conversion.rename import rename
+from conversion.layout import OUTPUT_BIAS, SOURCE
+from conversion.options import Reasons
+from conversion.rename import rename_to_ours
+from conversion.toolkit import Description
 from conversion.toolkits import hugging_face, marian
 
 from .harness import Row, report, run
@@ -84,11 +85,11 @@ def our_scorer(folder: Path, description: Description) -> Scorer:
 
 def transformers_scorer(folder: Path, description: Description) -> Scorer:
     """Fill a MarianMTModel; decoding starts from a zero row for <pad>, which is appended."""
-    tensors = rename(description.tensors, description.rules, Reasons(folder))
+    tensors = rename_to_ours(description.tensors, description.rules, Reasons(folder))
     size = len(description.vocabulary.target)
     ids = {"vocab_size": size + 1, "pad_token_id": size, "decoder_start_token_id": size, "eos_token_id": 0}
     model = marian_like(description.config | ids, scale_embedding=True, max_position_embeddings=512).eval()
-    state = {rule.theirs: tensors[rule.ours] for rule in hugging_face.layers(model.config.to_dict())}
+    state = {rule.theirs: tensors[rule.ours] for rule in hugging_face.make_layer_rules(model.config.to_dict())}
     state["model.shared.weight"] = torch.cat((tensors[SOURCE], torch.zeros(1, model.config.d_model)))
     state["final_logits_bias"] = torch.cat((tensors[OUTPUT_BIAS], torch.zeros(1))).reshape(1, -1)
     missing, unexpected = model.load_state_dict(state, strict=False)

@@ -28,8 +28,8 @@ import typer
 from tokenizers import Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
+from conversion.convert import export_checkpoint
 from conversion.onnx.export import export_single_folder
-from conversion.run import export_checkpoint
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import UnavailableError
 from vaswani_transformer.onnx_translator import execution_providers

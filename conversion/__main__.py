@@ -9,8 +9,6 @@ import typer
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
 
-from .toolkits import READERS, WRITERS
-
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -23,11 +21,13 @@ def convert(
     toolkit: Annotated[
         str | None,
         typer.Option(
-            "--from", help=f"The checkpoint's format, if it is not recognised: {', '.join(READERS)}.", metavar="FORMAT"
+            "--from",
+            help="The checkpoint's format, if it is not recognised, such as fairseq; any other word lists the formats.",
+            metavar="FORMAT",
         ),
     ] = None,
     to: Annotated[
-        str | None, typer.Option(help=f"Write a model folder in this format: {', '.join(WRITERS)}.", metavar="FORMAT")
+        str | None, typer.Option(help="Write a model folder in this format, such as ctranslate2.", metavar="FORMAT")
     ] = None,
     logits: Annotated[
         Path | None,
@@ -40,13 +40,13 @@ def convert(
 ) -> None:
     if to is not None and (toolkit, logits) != (None, None):
         raise InputError("--to converts a model folder of this project and takes no other option")
-    from . import run
+    from .convert import export_checkpoint, import_checkpoint
 
     start = time.perf_counter()
     if to is not None:
-        run.export_checkpoint(path, out, to)
+        export_checkpoint(path, out, to)
     else:
-        run.import_checkpoint(path, out, toolkit, logits)
+        import_checkpoint(path, out, toolkit, logits)
     print(f"{out}: written in {time.perf_counter() - start:.1f} s")
 
 

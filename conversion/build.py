@@ -1,18 +1,24 @@
-"""Build our model from the description of a checkpoint, in the same steps for every toolkit."""
+"""Build our model from the description of a checkpoint, and write its folder, in the same steps for every toolkit."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.utils import logging
 
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.errors import InputError, one_line
+from vaswani_transformer.errors import one_line
+from vaswani_transformer.model_folder import CONVERSION_NOTES
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
-from .description import OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET, Description
-from .layout import DECODER_POSITIONS, ENCODER_POSITIONS, interleave
-from .reasons import Reasons
-from .rename import rename
+from .folder import ORIGINALS, RECORD, write_toolkit_json
+from .layout import DECODER_POSITIONS, ENCODER_POSITIONS, OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET, interleave
+from .options import Reasons
+from .rename import rename_to_ours
+from .toolkit import Description
 from .vocabulary import Vocabulary
 
 # The logit of a token that the toolkit does not have: its probability is 0 in float32, but a label-smoothed loss
@@ -26,7 +32,7 @@ def build_model(description: Description, reasons: Reasons) -> Model:
     """Return the model. Raises InputError or BrokenFileError with all reasons against the conversion."""
     config = dict(description.config)
     d_model = config["d_model"]
-    tensors = rename(without_sinusoids(description), description.rules, reasons)
+    tensors = rename_to_ours(drop_sinusoids(description), description.rules, reasons)
     check_tables(tensors, description.vocabulary, d_model, reasons)
     reasons.raise_if_any()
 
@@ -38,10 +44,10 @@ def build_model(description: Description, reasons: Reasons) -> Model:
         if name.endswith(("norm.weight", ".fc1.weight", ".fc2.weight")):
             tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(tensor.shape[0]))
     add_rows(tensors, description.vocabulary)
-    config |= tie(tensors, description.vocabulary) | token_settings(description.vocabulary)
+    config |= tie_matrices(tensors, description.vocabulary) | collect_token_settings(description.vocabulary)
     config["output_bias"] = OUTPUT_BIAS in tensors
     if ENCODER_POSITIONS in tensors:
-        config |= limit_positions(tensors, config.get("position_offset", 0))
+        config |= truncate_positions(tensors, config.get("position_offset", 0))
     else:
         config["position_base"] = description.sinusoids.base(d_model)
         if description.sinusoids.concatenated:
@@ -51,14 +57,16 @@ def build_model(description: Description, reasons: Reasons) -> Model:
         with torch.device("meta"):  # allocates no memory
             model = Model(VaswaniTransformerConfig(**config))
     except Exception as error:  # strict dataclasses raise several kinds, each naming the field
-        raise InputError(f"{reasons.subject} cannot be converted: {one_line(str(error))}") from error
-    check_tensors(model, tensors, reasons)
+        reasons.add_setting(one_line(str(error)))
+        reasons.raise_if_any()
+        raise
+    check_shapes(model, tensors, reasons)
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     return model.eval()
 
 
-def without_sinusoids(description: Description) -> dict[str, Tensor]:
+def drop_sinusoids(description: Description) -> dict[str, Tensor]:
     """Return the tensors without saved tables of sinusoids, which our model computes."""
     known = {rule.theirs for rule in description.rules}
     sinusoids, d_model = description.sinusoids, description.config["d_model"]
@@ -76,14 +84,14 @@ def check_tables(tensors: dict[str, Tensor], vocabulary: Vocabulary, d_model: in
             continue
         shape = tuple(tensors[name].shape)
         if len(shape) != 2 or shape[1] != d_model:
-            reasons.broken(f"{name} has shape {shape}; the options say (any, {d_model})")
+            reasons.add_fault(f"{name} has shape {shape}; the options say (any, {d_model})")
         elif name in SIDE and shape[0] != (entries := len(vocabulary.tokens(SIDE[name]))):
-            reasons.broken(
+            reasons.add_fault(
                 f"the {SIDE[name]} vocabulary has {entries} entries, but its embedding matrix has {shape[0]} rows"
             )
 
 
-def limit_positions(tensors: dict[str, Tensor], offset: int) -> dict[str, Any]:
+def truncate_positions(tensors: dict[str, Tensor], offset: int) -> dict[str, Any]:
     """Truncate learned position tables to the shorter one; return the configuration's fields."""
     rows = min(len(tensors[ENCODER_POSITIONS]), len(tensors[DECODER_POSITIONS]))
     for name in (ENCODER_POSITIONS, DECODER_POSITIONS):
@@ -108,7 +116,7 @@ def add_rows(tensors: dict[str, Tensor], vocabulary: Vocabulary) -> None:
         tensors[name] = torch.cat((table, zeros, unknown.expand(vocabulary.size(side) - first_alias, -1)))
 
 
-def tie(tensors: dict[str, Tensor], vocabulary: Vocabulary) -> dict[str, bool]:
+def tie_matrices(tensors: dict[str, Tensor], vocabulary: Vocabulary) -> dict[str, bool]:
     """Keep equal matrices once; return the configuration's fields."""
     share = vocabulary.is_joint and torch.equal(tensors[SOURCE], tensors[TARGET])
     tied = torch.equal(tensors[TARGET], tensors[OUTPUT])
@@ -120,7 +128,7 @@ def tie(tensors: dict[str, Tensor], vocabulary: Vocabulary) -> dict[str, bool]:
     return {"share_encoder_decoder_embeddings": share, "tie_word_embeddings": tied}
 
 
-def token_settings(vocabulary: Vocabulary) -> dict[str, int]:
+def collect_token_settings(vocabulary: Vocabulary) -> dict[str, int]:
     """Return the configuration's sizes of the vocabularies and ids of special tokens."""
     return {
         "vocab_size": vocabulary.size("source"),
@@ -132,17 +140,75 @@ def token_settings(vocabulary: Vocabulary) -> dict[str, int]:
     }
 
 
-def check_tensors(model: Model, tensors: dict[str, Tensor], reasons: Reasons) -> None:
+def check_shapes(model: Model, tensors: dict[str, Tensor], reasons: Reasons) -> None:
     """Raise BrokenFileError for tensors that are missing, unexpected, of a wrong shape or not finite."""
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     for name in sorted(expected.keys() - tensors.keys()):
         if model.all_tied_weights_keys.get(name) not in tensors:
-            reasons.broken(f"no tensor for {name}")
+            reasons.add_fault(f"no tensor for {name}")
     for name, tensor in tensors.items():
         if name not in expected:
-            reasons.broken(f"unexpected tensor {name}")
+            reasons.add_fault(f"unexpected tensor {name}")
         elif expected[name] != tensor.shape:
-            reasons.broken(f"{name} has shape {tuple(tensor.shape)}; the options say {tuple(expected[name])}")
+            reasons.add_fault(f"{name} has shape {tuple(tensor.shape)}; the options say {tuple(expected[name])}")
         elif not torch.isfinite(tensor).all():
-            reasons.broken(f"{name} contains NaN or infinity")
+            reasons.add_fault(f"{name} contains NaN or infinity")
     reasons.raise_if_any()
+
+
+# ---- the folder ----------------------------------------------------------------------------------------------------
+
+
+def save_model(description: Description, model: Model, folder: Path, toolkit: str, checkpoint: Path) -> None:
+    """Write the model, tokenizers and notes, and what converting back needs: RECORD and the toolkit's files.
+
+    toolkit, checkpoint: the name of the toolkit, and the file that was read
+    """
+    logging.disable_progress_bar()
+    model.save_pretrained(folder)
+    vocabulary = description.vocabulary
+    texts = {side: tokenizer.to_str() for side, tokenizer in vocabulary.tokenizers.items()}
+    if "source" in texts:
+        vocabulary.wrap_tokenizer("source").save_pretrained(folder)
+    if "target" in texts and texts["target"] != texts.get("source"):
+        vocabulary.wrap_tokenizer("target").save_pretrained(folder / TARGET_TOKENIZER)
+    (folder / ORIGINALS).mkdir()
+    for file in [*vocabulary.files, *description.files]:
+        shutil.copyfile(file, folder / ORIGINALS / file.name)
+    write_toolkit_json(make_record(description, toolkit, checkpoint), folder / RECORD)
+    (folder / CONVERSION_NOTES).write_text(write_notes(description, toolkit, checkpoint), encoding="utf-8")
+
+
+def make_record(description: Description, toolkit: str, checkpoint: Path) -> dict[str, Any]:
+    """Return the content of conversion.json, see RECORD."""
+    dtypes = {description.tensors[rule.theirs].dtype for rule in description.rules}
+    dtype = str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 and not description.unscaled else "float32"
+    vocabulary = description.vocabulary
+    sizes = {"source_tokens": len(vocabulary.source), "target_tokens": len(vocabulary.target)}
+    kept = description.kept | sizes | {"dtype": dtype}
+    return {"toolkit": toolkit, "file": checkpoint.name, "options": kept}
+
+
+def write_notes(description: Description, toolkit: str, checkpoint: Path) -> str:
+    """Return the content of CONVERSION.md."""
+    vocabulary, notes = description.vocabulary, description.all_notes()
+    if vocabulary.start is None:
+        notes.append(
+            f"{toolkit} starts the decoder with a zero vector. Here it is token {vocabulary.start_id}, whose "
+            "embedding is zero and which is never produced."
+        )
+    if vocabulary.pad is None:
+        notes.append(f"{toolkit} has no padding token. Here it is token {vocabulary.pad_id}.")
+    for side, pieces in vocabulary.aliases.items():
+        if pieces:
+            notes.append(
+                f"The {side} tokenizer can make {len(pieces)} pieces that are not in the vocabulary, which {toolkit} "
+                f"maps to `<unk>`. Here they are the tokens from {vocabulary.first_alias(side)} on, with `<unk>`'s "
+                "embedding."
+            )
+    if "source" in vocabulary.tokenizers and "target" in vocabulary.tokenizers and not vocabulary.is_joint:
+        notes.append(
+            "Source and target have different vocabularies: `tokenizer.json` is the source's, "
+            f"`{TARGET_TOKENIZER}/` the target's, for decoding and for labels."
+        )
+    return "\n".join([f"# Converted from {toolkit} (`{checkpoint.name}`)", "", *(f"* {n}" for n in notes)]) + "\n"

@@ -2,7 +2,7 @@
 
 PyTorch's checkpoints are pickles, which can run code; torch's restricted unpickler opens them. It builds tensors and
 plain containers, and here also `argparse.Namespace` and `set` (fairseq, OpenNMT-py), numpy scalars and inert stubs for
-the toolkits' classes (meters, old vocabularies).
+classes of the toolkits' packages (meters, old vocabularies). Any other class is refused.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,9 @@ import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from vaswani_transformer.atomic import atomic_folder, check_new_folder
 from vaswani_transformer.errors import BrokenFileError, InputError, one_line, out_of_memory
 from vaswani_transformer.model_folder import check_readable
-
-# Classes of these packages are replaced by stubs; any other class is refused.
-TOOLKIT_PACKAGES = ("fairseq", "onmt", "torchtext", "joeynmt", "sockeye", "omegaconf", "__main__")
 
 SCALAR = np.float64(0).__reduce__()[0]  # numpy's private constructor of scalars
 
@@ -66,7 +65,7 @@ def find_file(folder: Path, *patterns: str) -> Path | None:
     return next(files, None)
 
 
-def required_file(folder: Path, *patterns: str, remedy: str = "") -> Path:
+def require_file(folder: Path, *patterns: str, remedy: str = "") -> Path:
     """Return the file that `find_file` finds. Raises InputError naming the first pattern if there is none."""
     file = find_file(folder, *patterns)
     if file is None:
@@ -93,6 +92,14 @@ def parse_yaml(text: str | bytes, file: Path, loader: Any = yaml.SafeLoader) -> 
     return content
 
 
+def create_folder(out: Path) -> AbstractContextManager[Path]:
+    """Return a context manager: a temporary folder that is renamed to `out` on success and deleted on failure."""
+    out = check_new_folder(out)
+    if not out.absolute().parent.is_dir():
+        raise InputError(f"{out}: the folder {out.absolute().parent} does not exist")
+    return atomic_folder(out)
+
+
 def save_pickle(content: Mapping[str, Any], path: Path) -> None:
     """Call torch.save with an open file: given a path, torch does not say why it cannot be written."""
     with path.open("wb") as file:
@@ -111,6 +118,9 @@ def load_checkpoint(path: Path) -> Any:
         except (SafetensorError, OSError) as error:
             raise BrokenFileError(f"{path} is not a complete safetensors file ({error}); copy it again") from None
     check_archive(path)
+    from .toolkits import READERS  # here, because they import this file
+
+    packages = {package for reader in READERS.values() for package in reader.packages}
     stubs: dict[str, type] = {}
     zipped = zipfile.is_zipfile(path)  # the format since torch 1.6
     while True:  # torch names one refused class at a time
@@ -122,10 +132,10 @@ def load_checkpoint(path: Path) -> Any:
         except pickle.UnpicklingError as error:
             refused = REFUSED_NAME.search(str(error))
             if refused is None:
-                message = f"{path} was not loaded, and none of it was run: {reason_of(error)}"
+                message = f"{path} was not loaded, and none of it was run: {explain_error(error)}"
                 raise BrokenFileError(message) from None
             name = refused[1].rstrip(".")
-            if name in stubs or name.split(".")[0] not in TOOLKIT_PACKAGES:
+            if name in stubs or name.split(".")[0] not in packages:
                 raise InputError(
                     f"{path} was not loaded, and none of it was run: its pickle refers to {name}, which could run any "
                     "code. If you trust the file, save it again without that object"
@@ -134,10 +144,8 @@ def load_checkpoint(path: Path) -> Any:
         except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             if out_of_memory(error):
                 raise
-            size = path.stat().st_size
-            raise BrokenFileError(
-                f"{path} is not a complete checkpoint of PyTorch ({size:,} bytes: {reason_of(error)}); copy it again"
-            ) from None
+            found = f"{path.stat().st_size:,} bytes: {explain_error(error)}"
+            raise BrokenFileError(f"{path} is not a complete checkpoint of PyTorch ({found}); copy it again") from None
 
 
 def check_archive(path: Path) -> None:
@@ -152,7 +160,7 @@ def check_archive(path: Path) -> None:
         raise BrokenFileError(f"{path} has {size:,} bytes and would unpack to {unpacked:,}; it was not loaded")
 
 
-def reason_of(error: BaseException) -> str:
+def explain_error(error: BaseException) -> str:
     """Return torch's reason without its advice to turn the check off."""
     text = str(error)
     if "Weights only load failed" in text:

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.loading import load_model
-from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.model_folder import ModelFolder
 
-from .description import OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET
-from .layout import Sinusoids, concatenate
+from .layout import OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET, Sinusoids, concatenate
 from .vocabulary import SIDES
 
 # Of a converted model: "toolkit", its name; "file", the checkpoint's name; "options", what converting it back needs:
@@ -27,8 +26,8 @@ def write_toolkit_json(content: Mapping[str, Any], path: Path) -> None:
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-class ModelFolder:
-    """A model folder that is to be converted to a toolkit's format.
+class OurModel:
+    """A model of this package that is to be written in a toolkit's format.
 
     toolkit: the toolkit that the model came from; "" for a model that was trained with this project
     kept: the values that converting back needs, see RECORD
@@ -39,7 +38,8 @@ class ModelFolder:
     def __init__(self, path: Path):
         self.path = path
         self.originals = path / ORIGINALS
-        self.model = load_model(path, device="cpu")
+        self.folder = ModelFolder(path)
+        self.model = load_model(self.folder, device="cpu")
         self.config: Any = self.model.config
         self.toolkit, self.kept = "", {}
         self.keep_all_rows()
@@ -60,9 +60,7 @@ class ModelFolder:
         return (self.path / "tokenizer.json").exists()
 
     def tokenizer(self, side: str) -> Tokenizer:
-        separate = self.path / TARGET_TOKENIZER / "tokenizer.json"
-        file = separate if side == "target" and separate.exists() else self.path / "tokenizer.json"
-        return Tokenizer.from_file(str(file))
+        return self.folder.target_tokenizer if side == "target" else self.folder.tokenizer
 
     def tokens(self) -> tuple[list[str], list[str]]:
         """Return the first `rows` tokens of both sides by id."""

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .rename import expand
+from .options import expand
 
-COMPARED_POSITIONS = 256  # float32 tables deviate from the formula at large positions
+# Our names of the embeddings and the output layer. Each has a rule, so tied matrices are read twice.
+SOURCE, TARGET, OUTPUT = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"
+SHARED, OUTPUT_BIAS = "model.shared.weight", "lm_head.bias"
 POSITIONS = "model.{encoder,decoder}.positional_encoding.table.weight"
 ENCODER_POSITIONS, DECODER_POSITIONS = expand(POSITIONS)
+COMPARED_POSITIONS = 256  # float32 tables deviate from the formula at large positions
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ CONCATENATED = Sinusoids(concatenated=True)
 TENSOR2TENSOR = Sinusoids(concatenated=True, endpoint=True)
 
 
-def model_axis(name: str) -> int | None:
+def find_model_axis(name: str) -> int | None:
     """Return the axis of one of our tensors that has size d_model, or None."""
     if name == "lm_head.bias":
         return None
@@ -85,6 +88,6 @@ def concatenate(tensors: Mapping[str, Tensor], d_model: int) -> dict[str, Tensor
 def permute(tensors: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor]:
     """Return the tensors with the dimensions of d_model in another order. order: (d_model,)"""
     return {
-        name: tensor if (axis := model_axis(name)) is None else tensor.index_select(axis, order)
+        name: tensor if (axis := find_model_axis(name)) is None else tensor.index_select(axis, order)
         for name, tensor in tensors.items()
     }

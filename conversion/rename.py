@@ -1,10 +1,9 @@
 """Rules that map a toolkit's names of tensors to ours, for reading and for writing a checkpoint.
 
 A table maps their names to ours. Braces expand to alternatives as in a shell: `fc{1,2}.{weight,bias}` stands for four
-names. `{n}` is the number of the layer.
+names, `{encoder,decoder}` for the two stacks in this order. In the prefix of a layer, `#` is the layer's number.
 """
 
-import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .reasons import Reasons
+from .options import STACKS, Reasons, expand
 
-STACKS = ("encoder", "decoder")
+FINAL_NORM = "model.{encoder,decoder}.final_norm.{weight,bias}"
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Rule:
         return tensor.reshape(1, -1) if self.is_vector else tensor.T
 
 
-def rules_of(names: Mapping[str, str], transposed: bool = False) -> list[Rule]:
+def expand_table(names: Mapping[str, str], transposed: bool = False) -> list[Rule]:
     """Return the rules of a table: the toolkit's names -> ours."""
     return [
         Rule(theirs, ours, transposed)
@@ -53,54 +52,49 @@ def rules_of(names: Mapping[str, str], transposed: bool = False) -> list[Rule]:
     ]
 
 
-def stack_rules(
+def expand_layers(
     config: Mapping[str, Any],
-    prefixes: str | Mapping[str, str],
-    names: Mapping[str, Any],
-    final: str = "",
+    prefix: str,
+    layers: Mapping[str, Mapping[str, str]],
+    final_norm: str = "",
     first: int = 0,
     transposed: bool = False,
 ) -> list[Rule]:
     """Return the rules of the layers of both stacks and, where the model has them, of the final norms.
 
-    prefixes: the toolkit's prefix of the names inside a layer, with `{stack}` and `{n}`; or a prefix for each stack
-    names: the table of names inside a layer, or a table for each stack; the encoder skips entries of cross-attention
-    final: the toolkit's names of a final norm, with `{stack}`
+    prefix: the toolkit's prefix of the names inside a layer, for both stacks
+    layers: the table of names inside a layer, by stack; the encoder skips entries of cross-attention
+    final_norm: the toolkit's names of the final norms, in the order of FINAL_NORM
     first: the toolkit's number of the first layer
     transposed: see `Rule`
     """
     rules = []
-    for stack in STACKS:
-        prefix = prefixes if isinstance(prefixes, str) else prefixes[stack]
-        inside = names.get(stack, names)
-        if stack == "encoder":
-            inside = {theirs: ours for theirs, ours in inside.items() if not ours.startswith("cross_attn")}
+    for stack, before in zip(STACKS, expand(prefix), strict=True):
+        inside = {
+            theirs: ours
+            for theirs, ours in layers[stack].items()
+            if stack == "decoder" or not ours.startswith("cross_attn")
+        }
         for n in range(config[f"{stack}_layers"]):
-            before = prefix.format(stack=stack, n=n + first)
-            table = {before + theirs: f"model.{stack}.layers.{n}.{ours}" for theirs, ours in inside.items()}
-            rules += rules_of(table, transposed)
-        if final and config.get(f"{stack}_final_norm", config.get("norm_position") == "pre"):
-            norm = f"model.{stack}.final_norm.{{weight,bias}}"
-            rules += rules_of({final.replace("{stack}", stack): norm}, transposed)
+            theirs, ours = before.replace("#", str(n + first)), f"model.{stack}.layers.{n}."
+            rules += expand_table({theirs + name: ours + our_name for name, our_name in inside.items()}, transposed)
+    if final_norm:
+        is_pre = config.get("norm_position") == "pre"
+        stacks = [stack for stack in STACKS if config.get(f"{stack}_final_norm", is_pre)]
+        norms = expand_table({final_norm: FINAL_NORM}, transposed)
+        rules += [rule for rule in norms if rule.ours.startswith(tuple(f"model.{stack}." for stack in stacks))]
     return rules
 
 
-def expand(pattern: str) -> list[str]:
-    """Return the names that a pattern with braces stands for."""
-    parts = re.split(r"\{([^{}]*,[^{}]*)\}", pattern)  # text, choices, text, ...
-    choices = [part.split(",") if index % 2 else [part] for index, part in enumerate(parts)]
-    return ["".join(chosen) for chosen in itertools.product(*choices)]
-
-
-def first_present(tensors: Mapping[str, Any], *names: str) -> str:
+def find_first(tensors: Mapping[str, Any], *names: str) -> str:
     """Return the first of the names that the checkpoint has; if it has none, the first name.
 
-    `rename` then reports that name as missing.
+    `rename_to_ours` then reports that name as missing.
     """
     return next((name for name in names if name in tensors), names[0])
 
 
-def stack_sizes(tensors: Mapping[str, Tensor], fc1: str) -> dict[str, int]:
+def infer_sizes(tensors: Mapping[str, Tensor], fc1: str) -> dict[str, int]:
     """Infer the number of layers and d_ff of each stack from tensors named `{stack}.layers.{n}...`.
 
     fc1: the name, inside a layer, of the matrix (d_ff, d_model)
@@ -113,25 +107,25 @@ def stack_sizes(tensors: Mapping[str, Tensor], fc1: str) -> dict[str, int]:
     return sizes
 
 
-def checked_tensors(tensors: Mapping[str, Any], reasons: Reasons, *ignored: str) -> dict[str, Tensor]:
+def select_weights(tensors: Mapping[str, Any], reasons: Reasons, *ignored: str) -> dict[str, Tensor]:
     """Return the floating-point tensors; report every other value as a fault of the file.
 
     ignored: regular expressions for the full names of buffers, counters and stale copies, which are skipped
     """
-    checked: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         name = str(name)
         if any(re.fullmatch(pattern, name) for pattern in ignored):
             continue
-        fault = fault_of(tensor)
+        fault = find_fault(tensor)
         if fault is None:
-            checked[name] = tensor
+            weights[name] = tensor
         else:
-            reasons.broken(f"tensor {name} is {fault}", name)
-    return checked
+            reasons.add_fault(f"tensor {name} is {fault}", name)
+    return weights
 
 
-def fault_of(tensor: Any) -> str | None:
+def find_fault(tensor: Any) -> str | None:
     """Return why a value cannot be a weight; None if it can."""
     if not torch.is_tensor(tensor):
         return f"a {type(tensor).__name__}"
@@ -154,17 +148,17 @@ def split_in_proj(tensors: dict[str, Tensor]) -> None:
                 tensors[f"{module}.{projection}_proj.{kind}"] = part
 
 
-def rename(tensors: Mapping[str, Tensor], rules: Iterable[Rule], reasons: Reasons) -> dict[str, Tensor]:
+def rename_to_ours(tensors: Mapping[str, Tensor], rules: Iterable[Rule], reasons: Reasons) -> dict[str, Tensor]:
     """Return the tensors by our names. Two rules may read one tensor; a tensor without a rule is a fault."""
     rules = list(rules)
     missing = {rule.theirs for rule in rules} - tensors.keys()
     for name in sorted(missing):
-        reasons.broken(f"tensor {name} is missing", name)
+        reasons.add_fault(f"tensor {name} is missing", name)
     for name in sorted(tensors.keys() - {rule.theirs for rule in rules}):
-        reasons.broken(f"unexpected tensor {name}")
+        reasons.add_fault(f"unexpected tensor {name}")
     return {rule.ours: rule.to_ours(tensors[rule.theirs]) for rule in rules if rule.theirs not in missing}
 
 
-def to_their_names(rules: Iterable[Rule], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def rename_to_theirs(rules: Iterable[Rule], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors by the toolkit's names."""
     return {rule.theirs: rule.to_theirs(ours[rule.ours]).contiguous() for rule in rules}

@@ -1,7 +1,13 @@
-"""Make tokenizers from the files next to a checkpoint: BPE codes, a SentencePiece model, or only the vocabulary."""
+"""Make tokenizers from the files next to a checkpoint: BPE codes, a SentencePiece model, or only the vocabulary.
+
+SentencePiece models (.spm, .model) are read without the sentencepiece library:
+https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
+"""
 
 import re
+import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -10,11 +16,16 @@ from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
 
 from .checkpoint_files import find_file
-from .sentencepiece_model import SPACE, SentencePieceModel
+from .protobuf import parse_fields
 from .vocabulary import SIDES, Vocabulary
 
+PIECES, TRAINER_SPEC, NORMALIZER_SPEC = 1, 2, 3  # fields of ModelProto
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of a piece
+UNIGRAM, BPE = 1, 2  # kinds of models
+SPACE = "▁"
 
-def with_tokenizers(vocabulary: Vocabulary, folder: Path, languages: Sequence[str | None] = (None, None)) -> Vocabulary:
+
+def add_tokenizers(vocabulary: Vocabulary, folder: Path, languages: Sequence[str | None] = (None, None)) -> Vocabulary:
     """Return the vocabulary with the tokenizers of both sides.
 
     languages: the codes in file names; None for `src` and `tgt`
@@ -35,7 +46,7 @@ def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: st
         codes = find_file(folder, f"bpecodes.{language}", f"*codes*.{language}", "bpecodes", "*codes*", "code", "*.bpe")
         if codes:
             vocabulary.files.append(codes)
-            return bpe_tokenizer(vocabulary, side, read_codes(codes))
+            return build_bpe_tokenizer(vocabulary, side, read_codes(codes))
         vocabulary.notes.append(
             f"No BPE codes were found next to the checkpoint: the {side} tokenizer expects segmented text (`a@@ b`)."
         )
@@ -43,14 +54,14 @@ def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: st
         model = find_sentencepiece(folder, language, tokens)
         if model:
             vocabulary.files.append(model.path)
-            return model.tokenizer(vocabulary, side)
+            return model.build_tokenizer(vocabulary, side)
         vocabulary.notes.append(
             f"No SentencePiece model was found next to the checkpoint: the {side} tokenizer expects segmented text."
         )
-    return word_tokenizer(vocabulary, side)
+    return build_word_tokenizer(vocabulary, side)
 
 
-def find_sentencepiece(folder: Path, language: str, tokens: list[str]) -> SentencePieceModel | None:
+def find_sentencepiece(folder: Path, language: str, tokens: list[str]) -> "SentencePieceModel | None":
     """Return the folder's SentencePiece model that has the most pieces of this vocabulary.
 
     Models with the language in their names (spm.en.model) are preferred.
@@ -70,7 +81,7 @@ def find_sentencepiece(folder: Path, language: str, tokens: list[str]) -> Senten
     return max(named or models, key=lambda model: sum(piece in known for piece, *_ in model.pieces), default=None)
 
 
-def word_tokenizer(vocabulary: Vocabulary, side: str) -> Tokenizer:
+def build_word_tokenizer(vocabulary: Vocabulary, side: str) -> Tokenizer:
     """Return a tokenizer that splits at spaces and maps each word to its id or to `<unk>`."""
     special = vocabulary.special_tokens(side)
     unknown = special.get("unk_token", special["pad_token"])
@@ -82,7 +93,7 @@ def word_tokenizer(vocabulary: Vocabulary, side: str) -> Tokenizer:
     return vocabulary.add_post_processor(tokenizer, side)
 
 
-def bpe_tokenizer(
+def build_bpe_tokenizer(
     vocabulary: Vocabulary, side: str, merges: Sequence[tuple[str, str]], separator: str | None = "@@"
 ) -> Tokenizer:
     """Return a tokenizer that splits at spaces and merges letters as subword-nmt and fastBPE do.
@@ -129,3 +140,132 @@ def read_codes(path: Path) -> list[tuple[str, str]]:
     if version_1 and any("</w>" in (left, right) for left, right in merges):
         raise InputError(f"{path} is from subword-nmt 0.1, whose segmentation a tokenizer.json cannot represent")
     return merges
+
+
+# ---- SentencePiece ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class SentencePieceModel:
+    """A SentencePiece model. pieces: (piece, score, type) by id; charsmap: the compiled normalisation"""
+
+    path: Path
+    pieces: list[tuple[str, float, int]]
+    kind: int = UNIGRAM
+    byte_fallback: bool = False
+    charsmap: bytes = b""
+    add_dummy_prefix: bool = True
+    remove_extra_whitespaces: bool = True
+
+    @classmethod
+    def read(cls, path: Path) -> "SentencePieceModel":
+        """Read a model. Raises BrokenFileError if the file is not a SentencePiece model."""
+        model = cls(path, [])
+        try:
+            for number, value in parse_fields(path.read_bytes()):
+                if number not in (PIECES, TRAINER_SPEC, NORMALIZER_SPEC):
+                    continue
+                options = dict(parse_fields(value))
+                if number == PIECES:
+                    (score,) = struct.unpack("<f", options.get(2, bytes(4)))
+                    model.pieces.append((options.get(1, b"").decode("utf-8"), score, options.get(3, NORMAL)))
+                elif number == TRAINER_SPEC:
+                    model.kind = options.get(3, UNIGRAM)
+                    model.byte_fallback = bool(options.get(35, 0))
+                else:
+                    model.charsmap = options.get(2, b"")
+                    model.add_dummy_prefix = bool(options.get(3, 1))
+                    model.remove_extra_whitespaces = bool(options.get(4, 1))
+        except (ValueError, TypeError, AttributeError, OSError, struct.error) as error:
+            raise BrokenFileError(f"{path} is not a complete SentencePiece model ({error}); copy it again") from None
+        if not model.pieces:
+            raise BrokenFileError(f"{path} is not a SentencePiece model: it has no pieces")
+        return model
+
+    def build_tokenizer(self, vocabulary: Vocabulary, side: str) -> Tokenizer:
+        """Return the tokenizer of one side, with the ids that the toolkit's vocabulary gives to the pieces.
+
+        Pieces that are not in the vocabulary become aliases. A token that is not in this model (a piece of the other
+        side) can be decoded, but no text is encoded with it.
+        """
+        if self.kind not in (UNIGRAM, BPE):
+            raise InputError(f"{self.path}: only SentencePiece's unigram and bpe models can become a tokenizer.json")
+        ids = vocabulary.ids(side)
+        special = vocabulary.special_tokens(side)
+        matchable = {
+            piece: score
+            for piece, score, kind in self.pieces
+            if kind in (NORMAL, USER_DEFINED, BYTE) and piece not in special.values()
+        }
+        ids |= vocabulary.add_aliases(side, [piece for piece in matchable if piece not in ids])
+        if self.kind == UNIGRAM:
+            tokenizer = Tokenizer(self.build_unigram(ids, matchable, vocabulary))
+        else:
+            tokenizer = Tokenizer(self.build_bpe(ids, matchable, special.get("unk_token")))
+        tokenizer.normalizer = self.build_normalizer()
+        # SentencePiece never matches control symbols in text, but tokenizers would: split them, so that a typed `</s>`
+        # is text.
+        unmatched = {piece for piece, _, kind in self.pieces if kind in (CONTROL, UNKNOWN, BYTE)}
+        symbols = [piece for piece in unmatched.union(special.values()) if len(piece) > 1]
+        if symbols:
+            first_letters = "|".join(f"{re.escape(s[0])}(?={re.escape(s[1:])})" for s in sorted(symbols))
+            tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(first_letters), "isolated")
+        tokenizer.decoder = self.build_decoder()
+        return vocabulary.add_post_processor(tokenizer, side)
+
+    def build_normalizer(self) -> normalizers.Normalizer:
+        """Return the model's normalisation, then `▁` for spaces and, if the model adds it, before the text."""
+        steps: list[normalizers.Normalizer] = []
+        if self.charsmap:
+            try:
+                steps.append(normalizers.Precompiled(self.charsmap))
+            except Exception as error:  # the tokenizers library raises plain Exception
+                raise BrokenFileError(f"{self.path} is not a complete SentencePiece model ({error})") from None
+        if self.remove_extra_whitespaces:
+            steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+        steps.append(normalizers.Replace(" ", SPACE))
+        if self.add_dummy_prefix:
+            steps.append(normalizers.Prepend(SPACE))
+        return normalizers.Sequence(steps)
+
+    def build_decoder(self) -> decoders.Decoder:
+        steps: list[decoders.Decoder] = []
+        if self.kind == UNIGRAM:
+            steps.append(decoders.Replace(" ", ""))  # see `build_unigram`
+        if self.byte_fallback:
+            steps.append(decoders.ByteFallback())
+        steps += [decoders.Replace(SPACE, " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        return decoders.Sequence(steps)
+
+    def build_unigram(self, ids: dict[str, int], matchable: dict[str, float], vocabulary: Vocabulary) -> models.Unigram:
+        """Return a model of the pieces with their scores; other tokens are entries that no text matches."""
+        user_defined = {piece for piece, _, kind in self.pieces if kind == USER_DEFINED}
+        best = max(matchable.values(), default=0.0)
+        entries = [(f" {id}", 0.0) for id in range(max(ids.values()) + 1)]  # ids without a piece
+        special = {token for side in SIDES for token in vocabulary.special_tokens(side).values()}
+        for piece, id in ids.items():
+            if piece in user_defined:  # SentencePiece prefers them to all other pieces with this score
+                entries[id] = piece, len(piece.encode()) * best - 0.1
+            elif piece in matchable:
+                entries[id] = piece, matchable[piece]
+            elif piece in special:
+                entries[id] = piece, 0.0
+            else:
+                entries[id] = " " + piece, 0.0  # normalised text has no spaces; the decoder removes it
+        return models.Unigram(entries, unk_id=vocabulary.unknown, byte_fallback=self.byte_fallback)
+
+    def build_bpe(self, ids: dict[str, int], matchable: dict[str, float], unknown: str | None) -> models.BPE:
+        """Return a model of the merges that make each piece, the best score first."""
+        merges = [
+            (-score, ids[piece[:cut]], ids[piece[cut:]], piece[:cut], piece[cut:])
+            for piece, score in matchable.items()
+            for cut in range(1, len(piece))
+            if piece[:cut] in matchable and piece[cut:] in matchable
+        ]
+        return models.BPE(
+            ids,
+            [(left, right) for *_, left, right in sorted(merges)],
+            unk_token=unknown,
+            fuse_unk=True,
+            byte_fallback=self.byte_fallback,
+        )

@@ -5,7 +5,7 @@ tokenizer needs an id for every piece, so each of these pieces (an alias) gets a
 embedding of `<unk>`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,9 +93,9 @@ class Vocabulary:
             del ids["eos_token"], ids["bos_token"]
         special = {name: tokens[id] for name, id in ids.items() if id is not None}
         if self.bos is None and self.start is None:
-            special["bos_token"] = unused_name("<s>", tokens)
+            special["bos_token"] = find_unused_name("<s>", tokens)
         if self.pad is None:
-            special["pad_token"] = unused_name("<pad>", tokens)
+            special["pad_token"] = find_unused_name("<pad>", tokens)
         return special
 
     def ids(self, side: str) -> dict[str, int]:
@@ -133,7 +133,7 @@ class Vocabulary:
         )
         return tokenizer
 
-    def fast_tokenizer(self, side: str) -> PreTrainedTokenizerFast:
+    def wrap_tokenizer(self, side: str) -> PreTrainedTokenizerFast:
         """Return the tokenizer of one side in the form that AutoTokenizer loads."""
         return PreTrainedTokenizerFast(
             tokenizer_object=self.tokenizers[side],
@@ -145,7 +145,7 @@ class Vocabulary:
         )
 
 
-def unused_name(name: str, tokens: Iterable[str]) -> str:
+def find_unused_name(name: str, tokens: Iterable[str]) -> str:
     """Return the name, in as many angle brackets as needed to differ from all tokens."""
     tokens = set(tokens)
     while name in tokens:
@@ -153,7 +153,7 @@ def unused_name(name: str, tokens: Iterable[str]) -> str:
     return name
 
 
-def numbered_tokens(special: Sequence[str], rows: Sequence[int], why: str, **ids: Any) -> Vocabulary:
+def number_tokens(special: Sequence[str], rows: Sequence[int], why: str, **ids: Any) -> Vocabulary:
     """Return a vocabulary without tokenizers, if only the numbers of rows and the special tokens are known.
 
     special: the tokens from id 0
@@ -165,7 +165,22 @@ def numbered_tokens(special: Sequence[str], rows: Sequence[int], why: str, **ids
     return Vocabulary(source, target, notes=[f"There is no tokenizer: {why}."], **ids)
 
 
-def common_ids(
+def read_both_sides(
+    files: Sequence[Path],
+    read_tokens: Callable[[Path], Iterable[str]],
+    special: Mapping[str, Sequence[str]],
+    **settings: Any,
+) -> Vocabulary:
+    """Read the source's and the target's file of a toolkit whose decoder starts with `bos`.
+
+    read_tokens: reads the tokens of a file by id;  special: see `find_common_ids`;  settings: fields of the vocabulary
+    """
+    source, target = (list(read_tokens(file)) for file in files)
+    ids = find_common_ids(source, target, special, " and ".join(file.name for file in files))
+    return Vocabulary(source, target, start=ids["bos"], files=list(files), **ids, **settings)
+
+
+def find_common_ids(
     source: Sequence[str], target: Sequence[str], special: Mapping[str, Sequence[str]], where: str
 ) -> dict[str, Any]:
     """Return the ids of special tokens. Raises InputError unless both sides have the same.
@@ -177,8 +192,8 @@ def common_ids(
     for id_name, names in special.items():
         ids = [next((tokens.index(name) for name in names if name in tokens), None) for tokens in (source, target)]
         if ids[0] is None or ids[0] != ids[1]:
-            shown = " and ".join("none" if id is None else str(id) for id in ids)
-            raise InputError(f"{' or '.join(names)} must have the same id in {where}, but has {shown}")
+            found = " and ".join("none" if id is None else str(id) for id in ids)
+            raise InputError(f"{' or '.join(names)} must have the same id in {where}, but has {found}")
         common[id_name] = ids[0]
     return common
 

@@ -127,9 +127,9 @@ def check_same(ours: Found, theirs: Found) -> int:
 def matrices_of(graph: Any) -> list[Any]:
     """Return the matrices of a layer's size in an onnx.GraphProto and in its loops."""
     from conversion.onnx.graph_builder import SMALLEST_WEIGHT
-    from conversion.onnx.subgraphs import graphs_of
+    from conversion.onnx.rewrite import walk_graphs
 
-    tensors = [tensor for body in graphs_of(graph) for tensor in body.initializer]
+    tensors = [tensor for body in walk_graphs(graph) for tensor in body.initializer]
     return [tensor for tensor in tensors if len(tensor.dims) == 2 and np.prod(tensor.dims) >= SMALLEST_WEIGHT]
 
 

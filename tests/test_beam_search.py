@@ -73,7 +73,8 @@ def test_half_precision_scores_are_float32(lively_model: ModelMaker, dtype: torc
     """The scores of one token are the logarithms of a float32 softmax, not rounded to half precision."""
     model = lively_model(3).to(dtype)
     search = SearchSettings(num_return_sequences=4, max_new_tokens=1)
-    _, scores = beam_search(model, *batch_for(model, 3, count=6).values(), search)
+    batch = batch_for(model, 3, count=6)
+    _, scores = beam_search(model, batch["input_ids"], batch["attention_mask"], search)
     assert scores.dtype == torch.float32
     assert (scores.to(dtype).float() != scores).float().mean() > 0.5
 

@@ -1,6 +1,7 @@
 """The comparison at the end of a conversion, with torch's or transformers' own model or with logits from a file."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from saved_model import change_json
 from test_conversion_variants import SENTENCES, TARGETS, TutorialTransformer
 
 from conversion.__main__ import main
-from conversion.toolkits import torch_nn_transformer
+from conversion.convert import READERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 
@@ -57,14 +58,14 @@ def test_a_model_that_transformers_cannot_open_is_reported(tmp_path: Path, capsy
 
 def test_a_conversion_with_other_scores_is_refused(tmp_path: Path, refused, monkeypatch):
     """A reader with a fault, as no checkpoint shows one: its final norm is not that of the file."""
-    read = torch_nn_transformer.read
+    reader = READERS["torch-nn-transformer"]
 
-    def wrongly(*arguments: Any):
-        found = read(*arguments)
+    def read_wrongly(*arguments: Any):
+        found = reader.read(*arguments)
         found.tensors["encoder.norm.weight"] = found.tensors["encoder.norm.weight"] * 1.1
         return found
 
-    monkeypatch.setattr(torch_nn_transformer, "read", wrongly)
+    monkeypatch.setitem(READERS, reader.name, replace(reader, read=read_wrongly))
     message = refusal(refused, golden("torch-nn-transformer"), tmp_path / "out", code=1)
     assert "the converted model's log-probabilities differ from torch-nn-transformer's by" in message
 

@@ -10,10 +10,9 @@ import pytest
 from golden import converted
 from saved_model import ENGLISH, GERMAN
 
-from conversion.segmentation import find_sentencepiece, read_codes
-from conversion.sentencepiece_model import SentencePieceModel
-from conversion.subwords import subword_tokenizer
-from conversion.toolkits import hf_marian, marian
+from conversion.segmentation import SentencePieceModel, find_sentencepiece, read_codes
+from conversion.toolkits import hugging_face, marian
+from conversion.toolkits.tensor2tensor import build_subword_tokenizer
 from conversion.vocabulary import Vocabulary
 from vaswani_transformer.errors import InputError
 
@@ -48,7 +47,7 @@ def test_sentencepiece_models_give_the_librarys_pieces(kind: str, byte_fallback:
     theirs = pytest.importorskip("sentencepiece").SentencePieceProcessor(model_proto=content)
     ours = SentencePieceModel.read(tmp_path / "vocab.spm")
     tokens = [piece for piece, _, _ in ours.pieces]
-    tokenizer = ours.tokenizer(Vocabulary(tokens, tokens, eos=0, unknown=1), "source")
+    tokenizer = ours.build_tokenizer(Vocabulary(tokens, tokens, eos=0, unknown=1), "source")
     for text in TEXTS:
         ids = theirs.encode(text)
         assert tokenizer.encode(text).ids == [*ids, 0], text
@@ -127,7 +126,7 @@ def test_subwords_equal_those_of_tensor2tensor():
     letters = [*"\\_u;0123456789abcdefgh ,.ü", "ab", "abc_", "he", "_", ", ", "ch"]
     pieces = ["<pad>_", "<EOS>_", *dict.fromkeys(letters)]
     vocabulary = Vocabulary(pieces, pieces, pad=0, eos=1, unknown=None)
-    tokenizer = subword_tokenizer(vocabulary, "source")
+    tokenizer = build_subword_tokenizer(vocabulary, "source")
     texts = ["abc abc", "ab, cd.  ef", " a", "a ", "x y_z \\ ü é", "ab\ncd", "9.5 a_b", "q", "...", "hache, beach"]
     for text in texts:
         found = tokenizer.encode(text).ids
@@ -166,5 +165,5 @@ def test_marians_vocabularies_must_agree_on_special_ids(tmp_path: Path):
 
 def test_hf_marian_finds_its_unknown_token(tmp_path: Path):
     (tmp_path / "vocab.json").write_text(json.dumps({"</s>": 0, "a": 1, "<unk>": 2, "<pad>": 3}))
-    vocabulary = hf_marian.read_vocabulary(tmp_path, {"eos_token_id": 0, "pad_token_id": 3}, [4, 4])
+    vocabulary = hugging_face.read_marian_vocabulary(tmp_path, {"eos_token_id": 0, "pad_token_id": 3}, [4, 4])
     assert (vocabulary.unknown, vocabulary.pad_id, vocabulary.start_id) == (2, 3, 3)

@@ -31,7 +31,7 @@ def difference(folder: Path, batch: dict[str, Tensor], theirs: Tensor) -> float:
     [("v1.9.0", "quick_gelu"), ("v1.11.14 5c", "quick_gelu"), ("v1.12.0", "gelu"), ("2.0", "gelu"), (None, "gelu")],
 )
 def test_marians_gelu_depends_on_its_version(version: str | None, expected: str):
-    assert marian.activation({"transformer-ffn-activation": "gelu", "version": version}) == expected
+    assert marian.choose_activation({"transformer-ffn-activation": "gelu", "version": version}) == expected
 
 
 class TutorialTransformer(nn.Module):

@@ -33,10 +33,10 @@ from searches import (
 from conversion.onnx import export as export_module
 from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_single_folder
+from conversion.onnx.rewrite import walk_graphs
 from conversion.onnx.single_graph import export_single_graph
-from conversion.onnx.subgraphs import graphs_of
-from conversion.onnx.time_sentences import encoded_sentences, time_sentences
 from conversion.onnx.verify import verify
+from conversion.onnx.verify_text import time_sentences, tokenize_sentences
 from vaswani_transformer import SearchSettings
 from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.loading import load_model, load_tokenizer
@@ -230,7 +230,7 @@ def test_large_graphs_use_external_weights(
 
 def test_the_check_detects_a_lost_ancestry(model: Any, graph: onnx.ModelProto, tmp_path: Path) -> None:
     """Beams here attend to the past of another beam, a likely mistake with a shared cache."""
-    steps = next(graphs_of(graph.graph))
+    steps = next(walk_graphs(graph.graph))
     made_by = {name: node for node in steps.node for name in node.output}
     table = made_by[made_by["after.bias"].input[0]]
     pairs = made_by[table.input[1]]
@@ -254,7 +254,7 @@ def test_the_check_detects_a_lost_ancestry(model: Any, graph: onnx.ModelProto, t
 def test_the_check_detects_weights_that_are_nan(
     exported: Path, graph: onnx.ModelProto, tmp_path: Path, precision: str, both: bool, said: str
 ) -> None:
-    for tensor in (tensor for body in graphs_of(graph.graph) for tensor in body.initializer):
+    for tensor in (tensor for body in walk_graphs(graph.graph) for tensor in body.initializer):
         if len(tensor.dims) == 2 and tensor.data_type == onnx.TensorProto.FLOAT:
             nan = np.full(tensor.dims, np.nan, np.float32)
             tensor.CopyFrom(onnx.numpy_helper.from_array(nan, tensor.name))
@@ -295,7 +295,7 @@ def test_wrong_arguments_are_named(exported: Path, tmp_path: Path, refused, argu
 
 def test_all_three_backends_agree_and_are_timed(exported: Path) -> None:
     model, tokenizer = load_model(exported / "model"), load_tokenizer(exported / "model")
-    sentences = encoded_sentences([*ENGLISH, " ", "", *GERMAN, "a"], tokenizer, model, "some.en")
+    sentences = tokenize_sentences([*ENGLISH, " ", "", *GERMAN, "a"], tokenizer, model, "some.en")
     assert [len(ids) for ids in sentences] == sorted(len(ids) for ids in sentences) and len(sentences) == 9
     report = time_sentences(exported / "onnx" / "model.onnx", model, sentences)
     assert re.fullmatch(r"9 sentences, .* times as fast as generate\(\); 9 of 9 translations are the same", report)
@@ -308,7 +308,7 @@ def test_all_three_backends_agree_and_are_timed(exported: Path) -> None:
 def test_a_sentence_beyond_the_learned_positions_is_named(lively_model: ModelMaker) -> None:
     model = lively_model(1, position_embedding_type="learned", max_position_embeddings=20)
     with pytest.raises(InputError, match="some.en line 2 has 66 tokens; the model has 20 positions"):
-        encoded_sentences(["a", "€" * 21 + "so"], trained_tokenizer(), model, "some.en")
+        tokenize_sentences(["a", "€" * 21 + "so"], trained_tokenizer(), model, "some.en")
 
 
 @pytest.mark.slow

@@ -26,8 +26,8 @@ from searches import (
 
 from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_single_folder
+from conversion.onnx.rewrite import walk_graphs
 from conversion.onnx.single_graph import export_single_graph
-from conversion.onnx.subgraphs import graphs_of
 from conversion.onnx.torch_export import CrossAttentions
 from conversion.onnx.verify import cross_attentions
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
@@ -161,7 +161,7 @@ def test_an_export_with_wrong_attention_leaves_no_files(exported: Path, folder: 
     """Tokens attend to later ones only in the attention pass, so translations stay right."""
 
     def attend_to_later_tokens(graph: onnx.GraphProto) -> None:
-        (chosen,) = (node for body in graphs_of(graph) for node in body.node if node.op_type == "If")
+        (chosen,) = (node for body in walk_graphs(graph) for node in body.node if node.op_type == "If")
         (branch,) = (attribute.g for attribute in chosen.attribute if attribute.name == "else_branch")
         (causal,) = (node for node in branch.node if node.op_type == "Less")
         causal.input[0] = causal.input[1]

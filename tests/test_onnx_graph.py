@@ -9,8 +9,7 @@ from onnx import TensorProto, helper
 from searches import session_of
 
 from conversion.onnx.graph_builder import GraphBuilder, tensor_type
-from conversion.onnx.simplify import simplify
-from conversion.onnx.subgraphs import graphs_of
+from conversion.onnx.rewrite import simplify, walk_graphs
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
@@ -37,7 +36,7 @@ def test_loop_invariants_move_out_and_constants_stay(hoist: bool) -> None:
         helper.make_tensor_value_info(name, kind, []) for name, kind in (("x", FLOAT), ("a", FLOAT), ("n", INT64))
     ]
     graph = op.model("loop", inputs, [helper.make_tensor_value_info("result", FLOAT, [])])
-    inner, outer = graphs_of(graph.graph)
+    inner, outer = walk_graphs(graph.graph)
     in_body = ["Mul", "Mul", "Mul", "Sub", "Greater"]
     assert operators(inner) == (in_body if hoist else ["Add", *in_body])
     assert operators(outer) == [*(["Add"] if hoist else []), "Loop", "Identity"]

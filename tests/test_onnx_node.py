@@ -9,7 +9,7 @@ from saved_model import ENGLISH, GERMAN
 
 from conversion.onnx.export import export_single_folder, export_split_folder
 from conversion.onnx.session import open_session
-from conversion.onnx.tokenizer.verify import EDGE_CASES
+from conversion.onnx.verify_text import EDGE_CASES
 from vaswani_transformer import SearchSettings, Translator
 from vaswani_transformer.onnx_translator import OnnxTranslator, graph_inputs
 

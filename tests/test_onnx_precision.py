@@ -16,7 +16,7 @@ from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_single_folder
 from conversion.onnx.graph_builder import GraphBuilder
 from conversion.onnx.quantize import quantize
-from conversion.onnx.subgraphs import graphs_of
+from conversion.onnx.rewrite import walk_graphs
 from conversion.onnx.verify import verify
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import ProofError
@@ -45,7 +45,7 @@ def folders(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 def initializers(folder: Path) -> dict[str, np.ndarray]:
-    tensors = [tensor for body in graphs_of(onnx.load(folder / "model.onnx").graph) for tensor in body.initializer]
+    tensors = [tensor for body in walk_graphs(onnx.load(folder / "model.onnx").graph) for tensor in body.initializer]
     assert len({tensor.name for tensor in tensors}) == len(tensors)
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
 
@@ -58,7 +58,7 @@ def check_same_hypotheses(ours: list[Any], theirs: list[Any], tolerance: float =
 @pytest.mark.parametrize("precision", EIGHT_BITS)
 def test_the_check_detects_a_wrong_scale(folders: dict[str, Path], model: Path, tmp_path: Path, precision: str) -> None:
     graph = onnx.load(folders[precision] / "model.onnx")
-    scales = [t for body in graphs_of(graph.graph) for t in body.initializer if t.name.endswith(".scale")]
+    scales = [t for body in walk_graphs(graph.graph) for t in body.initializer if t.name.endswith(".scale")]
     largest = max(scales, key=lambda tensor: tensor.dims[0])  # of the tied matrix
     largest.raw_data = (numpy_helper.to_array(largest) * np.float32(1.3)).tobytes()
     onnx.save(graph, tmp_path / "model.onnx")
@@ -74,14 +74,14 @@ def test_every_matrix_is_stored_once_in_eight_bits(folders: dict[str, Path], pre
     assert large and {tensor.data_type for tensor in large} == {TensorProto.INT8}
     readers = [
         (node.op_type, name)
-        for body in graphs_of(graph)
+        for body in walk_graphs(graph)
         for node in body.node
         for name in node.input
         if name in {tensor.name for tensor in large}
     ]
     (tied,) = {name for kind, name in readers if kind == "Transpose"}
     assert {kind for kind, name in readers if name == tied} == {"Gather", "Transpose"}
-    assert not [node for body in graphs_of(graph) for node in body.node if node.op_type == "Gemm"]
+    assert not [node for body in walk_graphs(graph) for node in body.node if node.op_type == "Gemm"]
 
 
 @pytest.mark.parametrize("precision", ["fp32", *EIGHT_BITS])
@@ -165,7 +165,7 @@ def test_float16_has_half_the_bytes_and_float32_scores(model: Path, tmp_path: Pa
     graph = onnx.load(tmp_path / "fp16" / "model.onnx").graph
     large = matrices_of(graph)
     assert large and {tensor.data_type for tensor in large} == {TensorProto.FLOAT16}
-    for body in graphs_of(graph):
+    for body in walk_graphs(graph):
         kinds = {name: "LogSoftmax" for node in body.node if node.op_type == "LogSoftmax" for name in node.input}
         casts = [node for node in body.node if node.output[0] in kinds]
         assert all(node.op_type == "Cast" and node.attribute[0].i == TensorProto.FLOAT for node in casts)
@@ -189,7 +189,7 @@ def dequantised(folder: Path) -> dict[str, np.ndarray]:
 def test_weight_only_int8_computes_in_float32(folders: dict[str, Path], tmp_path: Path) -> None:
     """The float32 graph with the rounded weights gives the same scores."""
     small, rounded, replaced = dequantised(folders["int8-weights"]), onnx.load(folders["fp32"] / "model.onnx"), 0
-    for tensor in (tensor for body in graphs_of(rounded.graph) for tensor in body.initializer):
+    for tensor in (tensor for body in walk_graphs(rounded.graph) for tensor in body.initializer):
         if tensor.name in small:
             tensor.raw_data = small[tensor.name].astype(np.float32).tobytes()
             replaced += 1

@@ -23,11 +23,11 @@ from transformers import PreTrainedTokenizerFast
 from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_single_folder
 from conversion.onnx.graph_builder import GraphBuilder
+from conversion.onnx.tokenizer import add_tokenizer
 from conversion.onnx.tokenizer.bpe import SPELLING, ByteLevelBPE
-from conversion.onnx.tokenizer.decode import texts_of
-from conversion.onnx.tokenizer.encode import token_ids
-from conversion.onnx.tokenizer.join import add_tokenizer
-from conversion.onnx.tokenizer.verify import EDGE_CASES
+from conversion.onnx.tokenizer.decode import decode_texts
+from conversion.onnx.tokenizer.encode import encode_texts
+from conversion.onnx.verify_text import EDGE_CASES
 from vaswani_transformer import SearchSettings
 from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.onnx_translator import OnnxTranslator, graph_inputs
@@ -61,11 +61,11 @@ class Halves:
         self.size = self.tokenizer.get_vocab_size()
         bpe = ByteLevelBPE.read(folder)
         op = GraphBuilder("text.")
-        ids, mask, only_space = token_ids(op, "text", bpe, PAD)
+        ids, mask, only_space = encode_texts(op, "text", bpe, PAD)
         kinds = {"ids": (ids, TensorProto.INT64), "mask": (mask, TensorProto.INT64), "blank": (only_space, 9)}
         self.first = session_with(op, {"text": (TensorProto.STRING, ["batch"])}, kinds)
         op = GraphBuilder("translation.")
-        text = texts_of(op, "ids", bpe, self.size)
+        text = decode_texts(op, "ids", bpe, self.size)
         inputs = {"ids": (TensorProto.INT64, ["batch", "length"])}
         self.second = session_with(op, inputs, {"texts": (text, TensorProto.STRING)})
 
@@ -144,7 +144,7 @@ def test_merges_follow_rank_then_position(
         split_special_tokens=True,
     )
     halves = Halves(tmp_path, tokenizer)
-    assert ByteLevelBPE.read(tmp_path).in_order() == in_order
+    assert ByteLevelBPE.read(tmp_path).is_in_order() == in_order
     halves.check_ids(["abcabc", "abcabcabc", "aabcbcabca", "ababc", "a" * 30, "aaa aaaab"])
     chance = random.Random(0)
     for letters in ("abc", "aab", "aa "):

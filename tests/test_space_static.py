@@ -18,7 +18,7 @@ from saved_model import ENGLISH, GERMAN, change_json, saved_model
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from conversion.onnx.tokenizer.verify import EDGE_CASES
+from conversion.onnx.verify_text import EDGE_CASES
 from hub.__main__ import main
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.sentences_vaswani_transformer import source_limit

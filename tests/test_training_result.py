@@ -18,7 +18,7 @@ from training.schedule import total_steps
 from training.scores import corpus_bleu
 from training.tokenised_text import read_text
 from training.validation import validation_bleu
-from vaswani_transformer import Translator
+from vaswani_transformer import TorchTranslator, Translator
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 
 
@@ -139,7 +139,7 @@ def test_validation_bleu_ignores_line_ends_and_reads_the_text_once(tmp_path, end
     for language, lines in (("en", ENGLISH), ("de", GERMAN)):
         for name in ("train", "val"):
             (tmp_path / f"{name}.{language}").write_bytes("".join(line + end for line in lines).encode())
-    translator = Translator(trained_model(), trained_tokenizer())
+    translator = TorchTranslator(trained_model(), trained_tokenizer())
     expected = corpus_bleu(translator.translate(ENGLISH), GERMAN, False)
     keys = {"data": str(tmp_path), "bleu_every": "1000", "vocab_size": "300", "max_length": "100"}
     text = read_text(load_recipe(None, keys), tmp_path, Reporter(False))

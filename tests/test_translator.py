@@ -24,7 +24,7 @@ from vaswani_transformer.translator import Hypothesis
 SENTENCES = [*ENGLISH, *GERMAN, "a", "zwölf", "two apples, two apples, two apples", "</s> <pad>", "日本語 🙂"]
 
 
-def by_generate(translator: Translator, text: str, **options) -> tuple[Any, list[float]]:
+def by_generate(translator: TorchTranslator, text: str, **options) -> tuple[Any, list[float]]:
     """Return texts and scores of one call of generate() for one sentence."""
     batch = translator.tokenizer([text], return_tensors="pt")
     options |= {"return_dict_in_generate": True, "output_scores": True}

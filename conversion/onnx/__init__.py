@@ -1,16 +1,16 @@
 """Export a model to ONNX, run the exported files, and compare them with torch. In reading order:
 
 export.py           export a model folder: every stage in order
-torch_export.py     export `start` and `step` of the search with torch.onnx.export; simplify.py makes them faster
-single_graph.py     connect these graphs by loops: model.onnx; search_inputs.py lists its settings
+torch_export.py     export `start` and `step` of the search with torch.onnx.export
+single_graph.py     connect these graphs by loops: model.onnx
 split.py            export encoder and decoders as separate files
 as_marian.py        arrange these for transformers.js and Optimum
 quantize.py         quantize weights and activations to int8
 tokenizer/          model_text.onnx, with the tokenizer inside
 verify.py           compare the single graph with torch; verify_split.py compares the split layout
-time_sentences.py   time real sentences
+verify_text.py      time real sentences, and compare model_text.onnx with the tokenizers library
 session.py          run exported files
 readme.py           write the README.md of an export
 
-graph_builder.py builds graphs; subgraphs.py visits nested graphs.
+graph_builder.py builds graphs; rewrite.py visits and simplifies them.
 """

@@ -12,37 +12,27 @@ from vaswani_transformer.exit import exit_cleanly
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-Precision = Literal["fp32", "fp16", "int8", "int8-weights"]
-Layout = Literal["single", "split"]
-Attention = Annotated[
-    bool,
-    typer.Option(
-        "--attention",
-        help="Add an output: the attention of each token of the best translation to the source; translating takes "
-        "about 10 % longer. Not with --text. In the split layout, decoder_model has it.",
-    ),
-]
-NoDefaults = Annotated[
-    bool,
-    typer.Option(
-        "--no-defaults",
-        help="Make the search settings, except early_stopping, required inputs, as onnxruntime-web needs.",
-    ),
-]
-
 
 @app.command(help="Export a model to ONNX and verify that it translates as torch does.")
 def export(
-    model: Annotated[str, typer.Argument(help="The model folder.")],
-    output: Annotated[str, typer.Argument(help="The new folder.")],
+    model: Annotated[Path, typer.Argument(help="The model folder.")],
+    output: Annotated[Path, typer.Argument(help="The new folder.")],
     precision: Annotated[
-        Precision, typer.Option(help="Data type of weights and matrix products; int8-weights: float32 products.")
+        Literal["fp32", "fp16", "int8", "int8-weights"],
+        typer.Option(help="Data type of weights and matrix products; int8-weights: float32 products."),
     ] = "fp32",
     layout: Annotated[
-        Layout,
+        Literal["single", "split"],
         typer.Option(help="single: one graph with the search; split: encoder and decoders, with Optimum's names."),
     ] = "single",
-    attention: Attention = False,
+    attention: Annotated[
+        bool,
+        typer.Option(
+            "--attention",
+            help="Add an output: the attention of each token of the best translation to the source; translating takes "
+            "about 10 % longer. Not with --text. In the split layout, decoder_model has it.",
+        ),
+    ] = False,
     text: Annotated[
         bool,
         typer.Option("--text", help="Also write model_text.onnx with the tokenizer inside: texts in, texts out."),
@@ -55,7 +45,13 @@ def export(
         Literal["transformers.js", "optimum"] | None,
         typer.Option("--for", help="The split layout in a folder that this library loads."),
     ] = None,
-    no_defaults: NoDefaults = False,
+    no_defaults: Annotated[
+        bool,
+        typer.Option(
+            "--no-defaults",
+            help="Make the search settings, except early_stopping, required inputs, as onnxruntime-web needs.",
+        ),
+    ] = False,
 ) -> None:
     layout = "split" if library else layout
     single_only = {"--sentences": sentences is not None, "--text": text, "--no-defaults": no_defaults}
@@ -65,26 +61,32 @@ def export(
     if attention and (library or text):
         other = f"--for {library}" if library else "--text"
         raise InputError(f"--attention cannot be combined with {other}; export twice")
-    if not Path(model).is_dir():
+    if not model.is_dir():
         raise InputError(f"{model}: no such folder")
     import onnxruntime  # noqa: F401  # report missing packages before any work
     import onnxscript  # noqa: F401
 
     from .export import export_single_folder, export_split_folder
 
-    source, folder, console = Path(model), Path(output), Console(stderr=True, force_terminal=sys.stderr.isatty())
+    console = Console(stderr=True, force_terminal=sys.stderr.isatty())
     with console.status("reading the model") as status:  # shown only on a terminal
         if layout == "single":
             report = export_single_folder(
-                source, folder, precision, defaults=not no_defaults, attention=attention, text=text,
-                sentences=sentences, on_stage=status.update,
-            )  # fmt: skip
+                model,
+                output,
+                precision,
+                defaults=not no_defaults,
+                attention=attention,
+                text=text,
+                sentences=sentences,
+                on_stage=status.update,
+            )
         else:
             report = export_split_folder(
-                source, folder, precision, attention=attention, library=library, on_stage=status.update
+                model, output, precision, attention=attention, library=library, on_stage=status.update
             )
     typer.echo(report)
-    for path in sorted(path for pattern in ("*.onnx", "*.onnx.data") for path in folder.rglob(pattern)):
+    for path in sorted(path for pattern in ("*.onnx", "*.onnx.data") for path in output.rglob(pattern)):
         typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {precision}")
 
 

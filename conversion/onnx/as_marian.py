@@ -16,7 +16,7 @@ from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
 from ..folder import write_toolkit_json
-from ..toolkits.hf_marian import generation_settings
+from ..toolkits.hugging_face import make_generation_settings
 
 Library = Literal["transformers.js", "optimum"]
 
@@ -52,4 +52,4 @@ def arrange_as_marian(folder: Path, model: Model, precision: str, library: Libra
     tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
     for name, changed in {"config.json": marian, "tokenizer_config.json": tokenizer}.items():
         write_toolkit_json(read_json_object(folder / name) | changed, folder / name)
-    write_toolkit_json(generation_settings(model.config) | {"num_beams": 1}, folder / "generation_config.json")
+    write_toolkit_json(make_generation_settings(model.config) | {"num_beams": 1}, folder / "generation_config.json")

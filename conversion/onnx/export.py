@@ -23,18 +23,17 @@ from vaswani_transformer.model_folder import (
     write_json,
 )
 
-from ..save import new_folder
+from ..checkpoint_files import create_folder
 from .as_marian import Library, arrange_as_marian, check_as_marian
 from .quantize import quantize
-from .readme import readme
+from .readme import write_readme
+from .rewrite import walk_graphs
 from .single_graph import default_inputs, export_single_graph
 from .split import export_split
-from .subgraphs import graphs_of
-from .time_sentences import encoded_sentences, time_sentences
-from .tokenizer.join import add_tokenizer, load_byte_level_bpe
-from .tokenizer.verify import verify_text
+from .tokenizer import add_tokenizer, load_byte_level_bpe
 from .verify import verify
 from .verify_split import verify_split
+from .verify_text import time_sentences, tokenize_sentences, verify_text
 
 # Bytes of weights in one file. Protobuf limits a message to 2 GiB, the graph included.
 LARGEST_FILE = 2_000_000_000
@@ -65,12 +64,12 @@ def export_single_folder(
     Raises InputError, BrokenFileError, UnavailableError, or ProofError if the graph does not translate as torch does.
     """
     lines = None if sentences is None else list(read_lines(sentences))
-    with new_folder(folder) as unfinished:
+    with create_folder(folder) as unfinished:
         source = ModelFolder(model_folder)
         assert source.search  # which refuses what only `generate()` applies
         model = load_model(source, device="cpu", dtype=torch.float32)
         tokenizer = check_and_load_tokenizer(source, model, required=lines is not None)
-        encoded = None if lines is None else encoded_sentences(lines, tokenizer, model, str(sentences))
+        encoded = None if lines is None else tokenize_sentences(lines, tokenizer, model, str(sentences))
         bpe = load_byte_level_bpe(model_folder, model) if text else None
         on_stage("exporting the model")
         graph = export_single_graph(half_if_fp16(model, precision), attention)
@@ -91,7 +90,7 @@ def export_single_folder(
             reports.append(verify_text(unfinished, model, tokenizer, lines or []))
         copy_files(model_folder, unfinished, model, precision)
         if (model_folder / "tokenizer.json").exists():
-            page = readme(model, model_folder, precision, settings, unfinished, attention)
+            page = write_readme(model, model_folder, precision, settings, unfinished, attention)
             (unfinished / "README.md").write_text(page, encoding="utf-8")
     return "\n".join(reports)
 
@@ -113,7 +112,7 @@ def export_split_folder(
 
     Raises InputError, BrokenFileError, UnavailableError, or ProofError if the logits differ from torch's.
     """
-    with new_folder(folder) as unfinished:
+    with create_folder(folder) as unfinished:
         model = load_model(model_folder, device="cpu", dtype=torch.float32)
         if library:
             check_as_marian(model, model_folder, library)
@@ -166,7 +165,7 @@ def write_graph(graph: ModelProto, path: Path, precision: str) -> None:
 
 def save(graph: ModelProto, path: Path) -> None:
     """Write one file. If it would be too large, move the weights to NAME.data beside it."""
-    tensors = [tensor for body in graphs_of(graph.graph) for tensor in body.initializer]
+    tensors = [tensor for body in walk_graphs(graph.graph) for tensor in body.initializer]
     if sum(len(tensor.raw_data) for tensor in tensors) > LARGEST_FILE:
         for tensor in tensors:
             # onnx.save has an option for this, but it refuses if the current folder has a file of that name.

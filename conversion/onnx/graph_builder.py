@@ -24,6 +24,7 @@ OPSET = 20
 NO_TRIP_LIMIT = 2**63 - 1
 # Number of elements. Smaller matrices are not weights: they are stored although their transpose is.
 SMALLEST_WEIGHT = 1024
+TO_THE_END = [2**31]  # of a Slice: larger than any size
 
 
 class GraphBuilder:
@@ -68,7 +69,7 @@ class GraphBuilder:
     def constant(self, value: int | bytes | list | np.generic | np.ndarray) -> str:
         """Store a constant and return its name. An int becomes int64, bytes become a string."""
         array = np.asarray(value, dtype=object if isinstance(value, bytes) else None)
-        constants, content = self.initializers.maps[-1], content_of(array)
+        constants, content = self.initializers.maps[-1], hash_content(array)
         if content not in constants:
             name = f"{self.prefix}constant.{len(constants)}"
             if array.dtype == object:  # onnx's own functions cut strings at U+0000
@@ -89,7 +90,7 @@ class GraphBuilder:
         outputs = {value.name for value in graph.output}
         for tensor in graph.initializer:
             array, is_output = numpy_helper.to_array(tensor), tensor.name in outputs
-            stored = self.initializers.get(content_of(array))
+            stored = self.initializers.get(hash_content(array))
             is_weight = array.ndim == 2 and array.size >= SMALLEST_WEIGHT
             if stored and is_output:
                 nodes.append(helper.make_node("Identity", [stored.name], [tensor.name]))
@@ -97,10 +98,10 @@ class GraphBuilder:
                 replaced[tensor.name] = stored.name
             elif array.size == 1 and not is_output:
                 replaced[tensor.name] = self.constant(array)
-            elif is_weight and (transposed := self.initializers.get(content_of(array.T))):
+            elif is_weight and (transposed := self.initializers.get(hash_content(array.T))):
                 nodes.append(helper.make_node("Transpose", [transposed.name], [tensor.name], perm=[1, 0]))
             else:
-                self.initializers[content_of(array)] = tensor
+                self.initializers[hash_content(array)] = tensor
         for node in graph.node:
             node.input[:] = [replaced.get(value, value) for value in node.input]
         return [*nodes, *graph.node]
@@ -118,7 +119,7 @@ class GraphBuilder:
         prefix: begins every other name
         initializer_graph: the graph that stores the weights: this one (None) or one around it
         """
-        rename(graph, prefix, inputs, outputs)
+        rename_values(graph, prefix, inputs, outputs)
         self.nodes += (initializer_graph or self).store_initializers(graph)
 
     def hoist_loop_invariants(self, variables: Iterable[str]) -> list[NodeProto]:
@@ -183,7 +184,7 @@ class GraphBuilder:
         return helper.make_model(graph, opset_imports=[opset], ir_version=10, producer_name="vaswani-transformer")
 
 
-def rename(graph: GraphProto, prefix: str, inputs: list[str], outputs: list[str]) -> None:
+def rename_values(graph: GraphProto, prefix: str, inputs: list[str], outputs: list[str]) -> None:
     """Rename all values in place: inputs and outputs as given, the rest with a prefix."""
     assert len(graph.input) == len(inputs) and len(graph.output) == len(outputs), "the exporter dropped an input"
     names = {value.name: name for value, name in zip(graph.input, inputs, strict=True)}
@@ -206,7 +207,7 @@ def rename(graph: GraphProto, prefix: str, inputs: list[str], outputs: list[str]
     graph.node.extend(duplicates)
 
 
-def content_of(array: np.ndarray) -> tuple:
+def hash_content(array: np.ndarray) -> tuple:
     if array.dtype == object:
         return "bytes", array.shape, tuple(array.flat)
     return array.dtype.str, array.shape, hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()
@@ -221,3 +222,34 @@ def type_without_sizes(value: ValueInfoProto) -> TypeProto:
 def tensor_type(element_type: int, rank: int | None = None) -> TypeProto:
     """Return the type of tensors of any size;  rank: None for any"""
     return helper.make_tensor_type_proto(element_type, None if rank is None else [None] * rank)
+
+
+# ---- operations on vectors ----------------------------------------------------------------------------------------
+
+
+def shift(op: GraphBuilder, values: str, by: int, filler: Any) -> str:
+    """Shift a vector right by `by` (left if negative) and fill with `filler`."""
+    padding = [filler] * abs(by)
+    longer = op.Concat(*([padding, values] if by > 0 else [values, padding]), axis=0)
+    return op.Slice(longer, [0], [-by], [0]) if by > 0 else op.Slice(longer, [-by], TO_THE_END, [0])
+
+
+def pad_rows(op: GraphBuilder, ids: str, rows: str, batch: str, filler: int) -> tuple[str, str]:
+    """Distribute ids to the rows of a padded batch. Return the batch and its mask, both (batch, longest).
+
+    rows: the row of each id, ascending;  batch: (1,), the number of rows
+    """
+    ones = op.Expand(1, op.Shape(ids))
+    lengths = op.ScatterElements(op.Expand(0, batch), rows, ones, reduction="add")
+    longest = op.ReduceMax(lengths, keepdims=0)
+    begins = op.CumSum(lengths, 0, exclusive=1)
+    columns = op.Sub(op.Range(0, op.Squeeze(op.Shape(ids)), 1), op.Gather(begins, rows))
+    shape = op.Concat(batch, op.Unsqueeze(longest, [0]), axis=0)
+    positions = op.Concat(op.Unsqueeze(rows, [1]), op.Unsqueeze(columns, [1]), axis=1)
+    values = op.ScatterND(op.Expand(filler, shape), positions, ids)
+    mask = op.Less(op.Range(0, longest, 1), op.Unsqueeze(lengths, [1]))
+    return values, cast_to_int(op, mask)
+
+
+def cast_to_int(op: GraphBuilder, flags: str) -> str:
+    return op.Cast(flags, to=TensorProto.INT64)

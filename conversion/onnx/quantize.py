@@ -24,7 +24,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
 from .graph_builder import GraphBuilder
-from .subgraphs import graphs_of, remove_unused
+from .rewrite import remove_unused, walk_graphs
 
 SMALLEST_SCALE = 1e-20  # of a column of zeros
 
@@ -53,7 +53,7 @@ def quantize(model: ModelProto, activations: bool = True) -> ModelProto:
     """
     graph = model.graph
     quantizer = Quantizer(graph, activations)
-    for body in list(graphs_of(graph)):  # innermost first: rewriting a graph copies its subgraphs
+    for body in list(walk_graphs(graph)):  # innermost first: rewriting a graph copies its subgraphs
         quantizer.rewrite(body)
     nodes = [*quantizer.op.nodes, *graph.node]
     del graph.node[:]
@@ -68,7 +68,7 @@ class Quantizer:
 
     def __init__(self, graph: GraphProto, activations: bool):
         self.graph, self.activations = graph, activations
-        bodies = list(graphs_of(graph))
+        bodies = list(walk_graphs(graph))
         # The float matrices by name, each with the axis along which products are summed.
         self.matrices = {
             tensor.name: (tensor, 0)
@@ -100,17 +100,17 @@ class Quantizer:
         for node in body.node:
             first, second, *_ = [*node.input, "", ""]
             if node.op_type == "MatMul" and second in self.matrices:
-                columns, column_scale = self.matmul_weight(op, second)
+                columns, column_scale = self.quantize_factor(op, second)
                 if self.activations:
                     if first not in quantized_rows:
                         row_scale = self.non_negative if first in relu_outputs else self.symmetric
                         quantized_rows[first] = quantize_rows(op, first, row_scale)
-                    integer_product(op, quantized_rows[first], columns, column_scale, name=node.output[0])
+                    multiply_integers(op, quantized_rows[first], columns, column_scale, name=node.output[0])
                 else:
                     columns = op.Mul(op.Cast(columns, to=TensorProto.FLOAT), column_scale)
                     op.MatMul(first, columns, name=node.output[0])
             elif node.op_type == "Gather" and first in self.matrices:
-                table, scale = self.weight(self.matrices[first][0], axis=1)
+                table, scale = self.quantize_weight(self.matrices[first][0], axis=1)
                 found = op.Cast(op.Gather(table, second, axis=0), to=TensorProto.FLOAT)
                 op.Mul(found, op.Unsqueeze(op.Gather(scale, second, axis=0), [-1]), name=node.output[0])
             else:
@@ -118,27 +118,28 @@ class Quantizer:
         del body.node[:]
         body.node.extend(op.nodes)
 
-    def matmul_weight(self, op: GraphBuilder, matrix: str) -> tuple[str, str]:
+    def quantize_factor(self, op: GraphBuilder, matrix: str) -> tuple[str, str]:
         """Return the int8 matrix with products along its first axis, and the scales of its columns."""
         tensor, axis = self.matrices[matrix]
-        stored, scale = self.weight(tensor, axis)
+        stored, scale = self.quantize_weight(tensor, axis)
         return op.Transpose(stored, perm=[1, 0]) if axis == 1 else stored, scale
 
-    def weight(self, tensor: TensorProto, axis: int) -> tuple[str, str]:
+    def quantize_weight(self, tensor: TensorProto, axis: int) -> tuple[str, str]:
         """Store a matrix in int8. Return its name and that of its scales;  axis: along which products are summed"""
         name, names = tensor.name, (f"{tensor.name}.int8", f"{tensor.name}.scale")
         if name not in self.quantized:
             self.quantized.add(name)
             array = numpy_helper.to_array(tensor)
-            scale = np.maximum(self.column_limits(array, axis), SMALLEST_SCALE).astype(np.float32) / 127
+            scale = np.maximum(self.find_column_limits(array, axis), SMALLEST_SCALE).astype(np.float32) / 127
             rounded = np.rint(array / np.expand_dims(scale, axis)).astype(np.int8)
             # Store it beside the float matrix, so that ONNX Runtime prepacks it (see single_graph.py). Search for
             # its graph each time, because rewriting a graph copies its subgraphs.
-            owner = next(body for body in graphs_of(self.graph) if name in {tensor.name for tensor in body.initializer})
+            bodies = walk_graphs(self.graph)
+            owner = next(body for body in bodies if name in {tensor.name for tensor in body.initializer})
             owner.initializer.extend(map(numpy_helper.from_array, (rounded, scale), names))
         return names
 
-    def column_limits(self, array: np.ndarray, axis: int) -> np.ndarray:
+    def find_column_limits(self, array: np.ndarray, axis: int) -> np.ndarray:
         """Return the value that maps to 127 in each column.
 
         It is the column's largest absolute weight or, with quantized activations, its largest absolute sum of rows 2i
@@ -158,7 +159,7 @@ def quantize_rows(op: GraphBuilder, rows: str, scale: RowScale) -> QuantizedRows
     return QuantizedRows(op.QuantizeLinear(op.Div(rows, largest), scale.scale, scale.zero_point), largest, scale)
 
 
-def integer_product(op: GraphBuilder, rows: QuantizedRows, columns: str, column_scale: str, name: str) -> None:
+def multiply_integers(op: GraphBuilder, rows: QuantizedRows, columns: str, column_scale: str, name: str) -> None:
     """Multiply uint8 rows with int8 columns, and convert the int32 sums to float32."""
     sums = op.Cast(op.MatMulInteger(rows.values, columns, rows.scale.zero_point), to=TensorProto.FLOAT)
     scales = op.Mul(rows.scale.computed_scale, column_scale)

@@ -15,7 +15,7 @@ from .single_graph import default_inputs
 HERE = Path(__file__).parent
 
 
-def readme(
+def write_readme(
     model: Model,
     model_folder: Path,
     precision: str,
@@ -45,10 +45,10 @@ def readme(
     # model_text.onnx returns only the best translation.
     text_settings = {name: value for name, value in settings.items() if name != "num_return_sequences"}
     values = {
-        "languages": languages_of(model_folder),
+        "languages": describe_languages(model_folder),
         "precision": precision,
-        "define_settings": as_python(settings),
-        "define_text_settings": as_python(text_settings),
+        "define_settings": write_settings(settings),
+        "define_text_settings": write_settings(text_settings),
         "settings": ", **settings" if settings else "",
         "typed_text": typed_text if is_text else "",
         "pad": model.config.pad_token_id,
@@ -66,7 +66,7 @@ def readme(
     return "".join(template.substitute(values) for template in templates)
 
 
-def languages_of(model_folder: Path) -> str:
+def describe_languages(model_folder: Path) -> str:
     """Return a sentence about the languages of a model that was trained here, or nothing."""
     record = model_folder / "run.json"
     recipe = read_json_object(record, "recipe").get("recipe", {}) if record.is_file() else {}
@@ -74,7 +74,7 @@ def languages_of(model_folder: Path) -> str:
     return "It translates from `{}` to `{}`. ".format(*languages) if all(languages) else ""
 
 
-def as_python(settings: Mapping[str, np.ndarray]) -> str:
+def write_settings(settings: Mapping[str, np.ndarray]) -> str:
     """Return a line of Python that defines the settings, or nothing without settings."""
     values = ", ".join(f'"{name}": np.array({value[()]!s}, np.{value.dtype})' for name, value in settings.items())
     return f"settings = {{{values}}}\n" if settings else ""

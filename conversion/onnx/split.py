@@ -24,7 +24,7 @@ from vaswani_transformer.beam_search import MASKED
 from vaswani_transformer.cached_decoder import CachedDecoder, Decoded, memory_keys_and_values
 
 from .graph_builder import GraphBuilder, type_without_sizes
-from .subgraphs import remove_unused
+from .rewrite import remove_unused
 from .torch_export import ROWS_AND_COLUMNS, SOURCE_LENGTH, export_module
 
 # Lengths of the example inputs, all different: torch.export treats equal sizes as one symbol.

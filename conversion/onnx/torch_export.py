@@ -25,7 +25,7 @@ from vaswani_transformer.beam_search import (
 from vaswani_transformer.cached_decoder import CachedDecoder
 
 from .graph_builder import OPSET, type_without_sizes
-from .simplify import simplify
+from .rewrite import simplify
 
 # Sizes of the example inputs, all different: torch.export treats equal sizes as one symbol.
 EXAMPLE_BATCH, LIVE, BEAMS, STEPS = 2, 3, 4, 5
@@ -130,10 +130,10 @@ def export_search(model: Model, attention: bool) -> SearchGraphs:
     sizes = [{0: Dim.AUTO}] * 3
     start_axes = (ROWS_AND_COLUMNS, ROWS_AND_COLUMNS, *sizes, tuple({} for _ in settings))
     last_index = torch.tensor([2])
-    parts = example_parts(model, start_inputs, last_index)
+    parts = make_example_parts(model, start_inputs, last_index)
     # The exporter mishandles views.
-    examples: list[Any] = [each_tensor(part, lambda _, tensor: tensor.clone().contiguous()) for part in parts]
-    axes: list[Any] = [each_tensor(part, varying_axes) for part in parts]
+    examples: list[Any] = [map_tensors(part, lambda _, tensor: tensor.clone().contiguous()) for part in parts]
+    axes: list[Any] = [map_tensors(part, find_varying_axes) for part in parts]
     start_graph = export_module(Start(model), start_inputs, start_axes)
     step_graph = export_module(Step(model), (*examples, last_index), (*axes, {}))
     attention_graph = None
@@ -144,13 +144,13 @@ def export_search(model: Model, attention: bool) -> SearchGraphs:
             (memory, constants.positional_encoding, torch.full((EXAMPLE_BATCH, 1, STEPS), 2)),
             (axes[0], axes[2].positional_encoding, {0: Dim.AUTO, 2: Dim.AUTO}),
         )
-    names = [names_of(part) for part in parts]
+    names = [list_names(part) for part in parts]
     *inputs, _ = step_graph.input  # without last_index
     types = dict(zip(chain.from_iterable(names), map(type_without_sizes, inputs), strict=True))
     return SearchGraphs(start_graph, step_graph, attention_graph, types, *names)
 
 
-def example_parts(model: Model, start_inputs: tuple[Tensor, ...], last_index: Tensor) -> tuple[Part, ...]:
+def make_example_parts(model: Model, start_inputs: tuple[Tensor, ...], last_index: Tensor) -> tuple[Part, ...]:
     """Search for STEPS steps and return the inputs of the next one, with LIVE live hypotheses."""
     memory, batch_constants, constants, state = Start(model)(*start_inputs)
     take_step = Step(model)
@@ -166,7 +166,7 @@ def example_parts(model: Model, start_inputs: tuple[Tensor, ...], last_index: Te
     return memory, batch_constants, constants, state
 
 
-def each_tensor(part: T, function: Callable[[str, Tensor], Any]) -> T:
+def map_tensors(part: T, function: Callable[[str, Tensor], Any]) -> T:
     """Replace each tensor of a part of the search by `function(name, tensor)`."""
     prefix = "memory_" if isinstance(part, Memory) else ""
     return type(part)._make(
@@ -177,12 +177,12 @@ def each_tensor(part: T, function: Callable[[str, Tensor], Any]) -> T:
     )
 
 
-def names_of(part: Part) -> list[str]:
-    fields: Any = each_tensor(part, lambda name, _: name)
+def list_names(part: Part) -> list[str]:
+    fields: Any = map_tensors(part, lambda name, _: name)
     return [name for field in fields for name in (field if isinstance(field, list) else [field])]
 
 
-def varying_axes(name: str, tensor: Tensor) -> dict[int, Any]:
+def find_varying_axes(name: str, tensor: Tensor) -> dict[int, Any]:
     """Return the axes of a tensor whose sizes vary, for torch.export, which treats a size of 1 as constant."""
     axes = VARYING_AXES.get(name.partition(".")[0], range(tensor.ndim))
     return {axis: Dim.AUTO for axis in axes if tensor.shape[axis] > 1}

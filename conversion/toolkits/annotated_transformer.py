@@ -10,13 +10,12 @@ from typing import Any
 from vaswani_transformer.model_folder import read_json_object
 
 from ..checkpoint_files import load_checkpoint
-from ..description import SOURCE, TARGET, Description
-from ..options import Options
-from ..reasons import Reasons
-from ..rename import checked_tensors, rules_of, stack_rules, stack_sizes
+from ..layout import SOURCE, TARGET
+from ..options import Options, Reasons
+from ..rename import expand_layers, expand_table, infer_sizes, select_weights
+from ..toolkit import Description, register_reader
 from .torch_nn_transformer import read_word_lists
 
-FILES = ["*.pt"]
 EPSILON = 1e-12
 NOTEBOOK_HEADS = 8
 FIRST_WEIGHT = "encoder.layers.0.self_attn.linears.0.weight"
@@ -34,10 +33,9 @@ LAYERS = {
 }
 
 
-def recognise_content(content: dict) -> bool:
-    return FIRST_WEIGHT in content
-
-
+@register_reader(
+    "annotated-transformer", ["*.pt"], packages=["__main__"], recognise_content=lambda content: FIRST_WEIGHT in content
+)
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a state_dict and, if it is there, a config.json with `h` and `dropout`."""
     weights = load_checkpoint(path)
@@ -49,19 +47,19 @@ def read(path: Path, reasons: Reasons) -> Description:
         assumptions.append(
             f"No config.json with `h` is next to the checkpoint: {NOTEBOOK_HEADS} heads, as in the notebook."
         )
-    tensors = checked_tensors(weights, reasons)
+    tensors = select_weights(weights, reasons)
     config: dict[str, Any] = {"d_model": tensors[FIRST_WEIGHT].shape[1]}
-    config |= options.heads("h", config["d_model"])
+    config |= options.read_heads("h", config["d_model"])
     reasons.raise_if_any()
-    config |= stack_sizes(tensors, "feed_forward.w_1.weight") | options.rates(0.1, "dropout")
+    config |= infer_sizes(tensors, "feed_forward.w_1.weight") | options.read_rates(0.1, "dropout")
     config |= {"norm_position": "pre", "layer_norm_eps": EPSILON}
 
     correction = ((config["d_model"] - 1) / config["d_model"]) ** 0.5  # of the unbiased standard deviation
     tensors |= {name: (t.double() * correction).float() for name, t in tensors.items() if name.endswith(".a_2")}
     rules = [
-        *rules_of({"src_embed.0.lut.weight": SOURCE, "tgt_embed.0.lut.weight": TARGET}),
-        *rules_of({"generator.proj.{weight,bias}": "lm_head.{weight,bias}"}),
-        *stack_rules(config, "{stack}.layers.{n}.", LAYERS, f"{{stack}}.norm.{NORM}"),
+        *expand_table({"src_embed.0.lut.weight": SOURCE, "tgt_embed.0.lut.weight": TARGET}),
+        *expand_table({"generator.proj.{weight,bias}": "lm_head.{weight,bias}"}),
+        *expand_layers(config, "{encoder,decoder}.layers.#.", LAYERS, f"{{encoder,decoder}}.norm.{NORM}"),
     ]
     vocabulary = read_word_lists(path.parent)
     files = [file] if file.exists() else []

@@ -11,11 +11,10 @@ import torch
 
 from vaswani_transformer import sinusoidal_positional_encoding
 
-from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET
-from ..folder import ModelFolder
-from ..layout import POSITIONS
-from ..reasons import Reasons
-from ..rename import STACKS, expand
+from ..folder import OurModel
+from ..layout import OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET
+from ..options import STACKS, Options, expand
+from ..toolkit import register_writer
 
 TABLE_ROWS = 2048  # CTranslate2 needs a table; its Marian converter writes as many rows
 
@@ -31,19 +30,16 @@ ACTIVATIONS = {
 }
 
 
-def requirements(config: Any) -> dict[str, tuple]:
-    pre = config.norm_position == "pre"
-    return {"encoder_final_norm": (pre,), "decoder_final_norm": (pre,), "activation_function": tuple(ACTIVATIONS)}
-
-
-def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
+@register_writer("ctranslate2")
+def write_checkpoint(folder: OurModel, out: Path, options: Options) -> None:
     """Write a folder that ctranslate2.Translator loads."""
     from ctranslate2.specs import common_spec, transformer_spec
 
-    config = folder.config
+    config, reasons = folder.config, options.reasons
     pre = config.norm_position == "pre"
+    options.require({"{encoder,decoder}_final_norm": (pre,), "activation_function": tuple(ACTIVATIONS)})
     if not folder.has_tokenizer():
-        reasons.unsupported("there is no tokenizer to write the vocabularies from")
+        reasons.add_setting("there is no tokenizer to write the vocabularies from")
     reasons.raise_if_any()
 
     state = {name: tensor.detach().float() for name, tensor in folder.model.state_dict().items()}
@@ -58,7 +54,7 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     encoder.embeddings[0].weight, decoder.embeddings.weight = state[SOURCE].numpy(), state[TARGET].numpy()
     for stack, part, positions in zip(STACKS, (encoder, decoder), expand(POSITIONS), strict=True):
         part.scale_embeddings = True
-        part.position_encodings.encodings = position_table(config, state.get(positions)).numpy()
+        part.position_encodings.encodings = make_position_table(config, state.get(positions)).numpy()
         for n, layer in enumerate(part.layer):
             name = f"model.{stack}.layers.{n}"
             set_attention(layer.self_attention, state, f"{name}.self_attn", ["qkv"])
@@ -79,7 +75,7 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     spec.save(str(out))
 
 
-def set_vocabularies(spec: Any, folder: ModelFolder) -> None:
+def set_vocabularies(spec: Any, folder: OurModel) -> None:
     """Set the vocabularies, with a token for every row, and the special tokens."""
     folder.keep_all_rows()
     config = folder.config
@@ -94,7 +90,7 @@ def set_vocabularies(spec: Any, folder: ModelFolder) -> None:
     settings.add_source_bos = settings.add_source_eos = False
 
 
-def position_table(config: Any, learned: torch.Tensor | None) -> torch.Tensor:
+def make_position_table(config: Any, learned: torch.Tensor | None) -> torch.Tensor:
     """Return the table without the rows before the first position. learned: the model's table, if it has one"""
     if learned is not None:
         return learned[config.position_offset :]
@@ -102,9 +98,9 @@ def position_table(config: Any, learned: torch.Tensor | None) -> torch.Tensor:
     return sinusoidal_positional_encoding(positions, config.d_model, config.position_base)
 
 
-def set_attention(spec: Any, state: dict, name: str, joined: list[str]) -> None:
-    """Set the projections and the norm. joined: the projections in each matrix, e.g. ["q", "kv"]"""
-    for linear, parts in zip(spec.linear, [*joined, ["out"]], strict=True):
+def set_attention(spec: Any, state: dict, name: str, inputs: list[str]) -> None:
+    """Set the projections and the norm. inputs: the input projections in each matrix, e.g. ["q", "kv"]"""
+    for linear, parts in zip(spec.linear, [*inputs, ["out"]], strict=True):
         set_linear(linear, state, *(f"{name}.{part}_proj" for part in parts))
     set_norm(spec.layer_norm, state, f"{name}_norm")
 

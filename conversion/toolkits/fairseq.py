@@ -17,16 +17,14 @@ from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.lines import read_lines
 
 from ..checkpoint_files import find_file, load_checkpoint, save_pickle
-from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, embedding_rows, penalty_note
-from ..folder import ModelFolder
-from ..layout import POSITIONS, TENSOR2TENSOR
-from ..options import RATES, Options, size_names
-from ..reasons import Reasons
-from ..rename import STACKS, Rule, checked_tensors, rules_of, split_in_proj, stack_rules, to_their_names
-from ..segmentation import with_tokenizers
-from ..vocabulary import SIDES, Vocabulary, numbered_tokens
+from ..folder import OurModel
+from ..layout import OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR
+from ..options import RATES, STACKS, Options, Reasons, map_sizes
+from ..rename import Rule, expand_layers, expand_table, rename_to_theirs, select_weights, split_in_proj
+from ..segmentation import add_tokenizers
+from ..toolkit import Description, count_embeddings, explain_penalty, register_reader, register_writer
+from ..vocabulary import SIDES, Vocabulary, number_tokens
 
-FILES = ["*.pt"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # ids 0 to 3, which dict.txt omits
 IDS: dict[str, Any] = {"bos": 0, "pad": 1, "eos": 2, "start": 2, "unknown": 3}
 DEFAULT_LANGUAGES = {"source_lang": "src", "target_lang": "tgt"}
@@ -51,7 +49,12 @@ OFF = (
     f"{OFF_IN_WRITTEN_FILES} char_inputs adaptive_softmax_cutoff encoder_layers_to_keep decoder_layers_to_keep "
     "quant_noise_scalar alignment_heads base_layers"
 )
-SIZES = ("encoder_embed_dim", "{stack}_layers", "{stack}_attention_heads", "{stack}_ffn_embed_dim")
+SIZES = (
+    "encoder_embed_dim",
+    "{encoder,decoder}_layers",
+    "{encoder,decoder}_attention_heads",
+    "{encoder,decoder}_ffn_embed_dim",
+)
 DECODER_EMBEDDING, OUTPUT_PROJECTION = "decoder.embed_tokens.weight", "decoder.output_projection.weight"
 LAYER = {
     "self_attn.{q,k,v,out}_proj.{weight,bias}": "self_attn.{q,k,v,out}_proj.{weight,bias}",
@@ -61,11 +64,12 @@ LAYER = {
     "fc{1,2}.{weight,bias}": "feed_forward.fc{1,2}.{weight,bias}",
     "final_layer_norm.{weight,bias}": "feed_forward_norm.{weight,bias}",
 }
+LAYERS = dict.fromkeys(STACKS, LAYER)
 FIRST_CROSS_ATTENTION = "decoder.layers.0.encoder_attn."  # nn.Transformer calls it decoder.layers.0.multihead_attn
 EMBEDDINGS = {"encoder.embed_tokens.weight": SOURCE, DECODER_EMBEDDING: TARGET, OUTPUT_PROJECTION: OUTPUT}
 LEARNED = {"{encoder,decoder}.embed_positions.weight": POSITIONS}
 NOTES = [
-    penalty_note("fairseq", "log P / L^lenpen"),
+    explain_penalty("fairseq", "log P / L^lenpen"),
     "Prepare texts as the training texts were prepared (usually with Moses' tokenizer) before the tokenizer.",
 ]
 IGNORED = (
@@ -81,38 +85,40 @@ OLD_NORMS = {
 }
 
 
-def rules_for(config: Mapping[str, Any], learned: bool) -> list[Rule]:
+def make_rules(config: Mapping[str, Any], learned: bool) -> list[Rule]:
     """Return the rules of all tensors. learned: whether positions are learned"""
-    rules = rules_of(EMBEDDINGS | (LEARNED if learned else {}))
-    return rules + stack_rules(config, "{stack}.layers.{n}.", LAYER, "{stack}.layer_norm.{weight,bias}")
+    rules = expand_table(EMBEDDINGS | (LEARNED if learned else {}))
+    final_norm = "{encoder,decoder}.layer_norm.{weight,bias}"
+    return rules + expand_layers(config, "{encoder,decoder}.layers.#.", LAYERS, final_norm)
 
 
-def recognise_content(content: dict) -> bool:
+def recognise(content: dict[str, Any]) -> bool:
     model = content.get("model")
     has_options = content.get("cfg") is not None or content.get("args") is not None
     return has_options and isinstance(model, dict) and any(name.startswith(FIRST_CROSS_ATTENTION) for name in model)
 
 
+@register_reader("fairseq", ["*.pt"], packages=["fairseq", "omegaconf"], recognise_content=recognise)
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a checkpoint_*.pt file and the dictionaries next to it."""
     checkpoint = load_checkpoint(path)
-    options = Options(options_of(checkpoint), reasons, "--{} {}")
+    options = Options(read_options(checkpoint), reasons, as_flags=True)
     options.require({"activation_fn": tuple(ACTIVATIONS)}, OFF)
-    config = options.sizes(SIZES)
+    config = options.read_sizes(SIZES)
     for name in ("decoder_embed_dim", "decoder_input_dim", "decoder_output_dim"):
         options.require_equal(name, "encoder_embed_dim", missing=config["d_model"])
     for name in ("learned_pos", "normalize_before"):
         options.require_equal(f"encoder_{name}", f"decoder_{name}", missing=False)
     reasons.raise_if_any()
 
-    tensors = checked_tensors(checkpoint["model"], reasons, *IGNORED)
+    tensors = select_weights(checkpoint["model"], reasons, *IGNORED)
     update_old_names(tensors)
     tied = options.get("share_decoder_input_output_embed") or options.get("share_all_embeddings")
     if tied and DECODER_EMBEDDING in tensors:
         tensors.setdefault(OUTPUT_PROJECTION, tensors[DECODER_EMBEDDING])
     options.setdefault("dropout", 0.1)
     options.setdefault("activation_dropout", options.get("relu_dropout"))  # its name before 0.9
-    config |= options.rates(0.0, *RATES) | {
+    config |= options.read_rates(0.0, *RATES) | {
         "activation_function": ACTIVATIONS[options.get("activation_fn") or "relu"],
         "position_offset": OFFSET,
         "norm_position": "pre" if options.get("encoder_normalize_before") else "post",
@@ -120,19 +126,19 @@ def read(path: Path, reasons: Reasons) -> Description:
         "decoder_final_norm": "decoder.layer_norm.weight" in tensors,
         "layer_norm_eps": EPSILON,
     }
-    rules = rules_for(config, bool(options.get("encoder_learned_pos")))
-    vocabulary = read_vocabulary(path.parent, options, embedding_rows(tensors, rules))
+    rules = make_rules(config, bool(options.get("encoder_learned_pos")))
+    vocabulary = read_vocabulary(path.parent, options, count_embeddings(tensors, rules))
     unscaled = (SOURCE, TARGET) if options.get("no_scale_embedding") else ()
     kept = {name: options.get(name) for name in ("arch", "source_lang", "target_lang")}
     return Description(tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=NOTES, kept=kept)
 
 
-def options_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+def read_options(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of the model, from `cfg` (0.10 and later) or `args`."""
-    cfg = items_of(checkpoint.get("cfg"))
+    cfg = get_items(checkpoint.get("cfg"))
     options: dict[str, Any] = {}
     for part in (checkpoint.get("args"), cfg.get("task"), cfg.get("model")):
-        options |= items_of(part)
+        options |= get_items(part)
     for group in ("encoder", "decoder", "quant_noise"):  # fairseq-hydra-train nests them
         nested = options.pop(group, None)
         if isinstance(nested, dict):
@@ -140,13 +146,13 @@ def options_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def items_of(part: Any) -> dict[str, Any]:
+def get_items(part: Any) -> dict[str, Any]:
     """Return the items of a Namespace or a dictionary; none of None."""
     return getattr(part, "__dict__", part) or {}
 
 
 def update_old_names(tensors: dict[str, Tensor]) -> None:
-    """Give the tensors of older versions the names of 0.12: joined projections, numbered norms, `decoder.embed_out`."""
+    """Give the tensors of older versions the names of 0.12: `in_proj`, numbered norms, `decoder.embed_out`."""
     split_in_proj(tensors)
     if "decoder.embed_out" in tensors:
         tensors[OUTPUT_PROJECTION] = tensors.pop("decoder.embed_out")
@@ -158,15 +164,15 @@ def update_old_names(tensors: dict[str, Tensor]) -> None:
 
 def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:
     """Read the dictionaries next to the checkpoint, and BPE codes or SentencePiece models if there are any."""
-    languages = list(languages_of(options).values())
+    languages = list(read_languages(options).values())
     files = [find_file(folder, f"dict.{language}.txt", "dict.txt") for language in languages]
     present = [file for file in files if file]
     if len(present) < 2:
         missing = " and ".join(f"dict.{lang}.txt" for lang, file in zip(languages, files, strict=True) if file is None)
         why = f"the checkpoint comes without {missing}. Ids are fairseq's"
-        return numbered_tokens(SPECIAL, rows, why, **IDS)
+        return number_tokens(SPECIAL, rows, why, **IDS)
     source, target = (SPECIAL + read_counted_words(file) for file in present)
-    return with_tokenizers(Vocabulary(source, target, files=present, **IDS), folder, languages)
+    return add_tokenizers(Vocabulary(source, target, files=present, **IDS), folder, languages)
 
 
 def read_counted_words(path: Path) -> list[str]:
@@ -184,44 +190,44 @@ def read_counted_words(path: Path) -> list[str]:
 # ---- from our model to fairseq -----------------------------------------------------------------------------------
 
 
-def requirements(config: Any) -> dict[str, tuple]:
-    pre, learned = config.norm_position == "pre", config.position_embedding_type == "learned"
-    return {
-        "position_base": (config.position_base if learned else TENSOR2TENSOR.base(config.d_model),),
-        "position_offset": (OFFSET,),
-        "layer_norm_eps": (EPSILON,),
-        "activation_function": tuple(ACTIVATIONS.values()),
-        "encoder_final_norm": (pre,),
-        "decoder_final_norm": (True, False) if pre else (False,),
-    }
-
-
-def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
+@register_writer("fairseq")
+def write_checkpoint(folder: OurModel, out: Path, options: Options) -> None:
     """Write a checkpoint of fairseq 0.12 and its dictionaries."""
-    config, learned = folder.config, folder.config.position_embedding_type == "learned"
+    config, reasons = folder.config, options.reasons
+    pre, learned = config.norm_position == "pre", config.position_embedding_type == "learned"
+    options.require(
+        {
+            "position_base": (config.position_base if learned else TENSOR2TENSOR.base(config.d_model),),
+            "position_offset": (OFFSET,),
+            "layer_norm_eps": (EPSILON,),
+            "activation_function": tuple(ACTIVATIONS.values()),
+            "encoder_final_norm": (pre,),
+            "decoder_final_norm": (True, False) if pre else (False,),
+        }
+    )
     ids = (config.bos_token_id, config.pad_token_id, config.eos_token_id, config.decoder_start_token_id)
     if ids != (0, 1, 2, 2):
-        reasons.unsupported(
+        reasons.add_setting(
             f"the ids of <s>, <pad>, </s> and the decoder's first token are {ids}; fairseq's are (0, 1, 2, 2): it "
             "starts the decoder with </s>"
         )
-    languages = languages_of(folder.kept)
+    languages = read_languages(folder.kept)
     has_dictionaries = all(find_file(folder.originals, f"dict.{lang}.txt") for lang in languages.values())
     if not has_dictionaries and not folder.has_tokenizer():
-        reasons.unsupported("there is no tokenizer to write the dictionaries from")
+        reasons.add_setting("there is no tokenizer to write the dictionaries from")
     ours = folder.tensors(None if learned else TENSOR2TENSOR)
     if OUTPUT_BIAS in ours and ours[OUTPUT_BIAS].any():
-        reasons.unsupported("the output layer has a bias (output_bias)")
+        reasons.add_setting("the output layer has a bias (output_bias)")
     reasons.raise_if_any()
 
-    tensors = to_their_names(rules_for(config.to_dict(), learned), ours)
+    tensors = rename_to_theirs(make_rules(config.to_dict(), learned), ours)
     for stack in STACKS:
         tensors[f"{stack}.version"] = torch.tensor([3.0])  # with an older one, fairseq drops the final norms
         if not learned:
             tensors[f"{stack}.embed_positions._float_tensor"] = torch.zeros(1)
     checkpoint = {
         "args": None,
-        "cfg": {"model": options_for(config, languages), "task": {"_name": "translation", **languages}},
+        "cfg": {"model": make_options(config, languages), "task": {"_name": "translation", **languages}},
         "model": folder.in_saved_dtype(tensors),
         "optimizer_history": [],
         "extra_state": {},
@@ -231,12 +237,12 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
         write_vocabulary(folder, languages, out)
 
 
-def languages_of(options: Mapping[str, Any]) -> dict[str, str]:
+def read_languages(options: Mapping[str, Any]) -> dict[str, str]:
     """Return source_lang and target_lang, the codes in the dictionaries' file names."""
     return {name: options.get(name) or default for name, default in DEFAULT_LANGUAGES.items()}
 
 
-def options_for(config: Any, languages: Mapping[str, str]) -> argparse.Namespace:
+def make_options(config: Any, languages: Mapping[str, str]) -> argparse.Namespace:
     """Return fairseq's options for a model of ours."""
     pre, learned = config.norm_position == "pre", config.position_embedding_type == "learned"
     activation = next(name for name, ours in ACTIVATIONS.items() if ours == config.activation_function)
@@ -246,7 +252,7 @@ def options_for(config: Any, languages: Mapping[str, str]) -> argparse.Namespace
         task="translation",
         **languages,
         **{f"decoder_{name}_dim": config.d_model for name in ("embed", "input", "output")},
-        **{theirs: getattr(config, ours) for ours, theirs in size_names(SIZES).items()},
+        **{theirs: getattr(config, ours) for ours, theirs in map_sizes(SIZES).items()},
         activation_fn=activation,
         **{rate: getattr(config, rate) for rate in RATES},
         encoder_normalize_before=pre,
@@ -264,7 +270,7 @@ def options_for(config: Any, languages: Mapping[str, str]) -> argparse.Namespace
     )
 
 
-def write_vocabulary(folder: ModelFolder, languages: Mapping[str, str], out: Path) -> None:
+def write_vocabulary(folder: OurModel, languages: Mapping[str, str], out: Path) -> None:
     """Write the dictionaries and, if the tokenizer is subword-nmt's, its codes.
 
     Its last piece of a word ends with `</w>`; in a dictionary, the pieces before it end with `@@`.

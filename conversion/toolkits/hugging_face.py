@@ -1,31 +1,61 @@
-"""Code shared by hf_marian.py and hf_fsmt.py. Both keep fairseq's tensor names."""
+"""MarianMTModel and FSMT of transformers, which both keep fairseq's tensor names.
 
+MarianMTModel's sinusoids are not Marian's: concatenated, but with the exponent 2i / d_model. The converted model keeps
+these, so that it computes the same function. For Marian's function, convert Marian's model.npz.
+
+FSMT: fairseq's WMT19 models. Positions as in fairseq, from 2; the file contains the sinusoids. transformers 5.18 trains
+that table with the other weights. A table that no longer matches the formula becomes a learned one.
+"""
+
+import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import FSMTForConditionalGeneration, MarianMTModel, PreTrainedModel
 
 from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.model_folder import read_json_object
 
-from ..checkpoint_files import load_checkpoint, required_file
-from ..description import Description, Forward, forward_of, penalty_note
-from ..options import RATES, Options
-from ..reasons import Reasons
-from ..rename import Rule, checked_tensors, stack_rules
-from .fairseq import EPSILON, LAYER
+from ..checkpoint_files import load_checkpoint, require_file
+from ..folder import OurModel, write_toolkit_json
+from ..layout import CONCATENATED, OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR
+from ..options import RATES, Options, Reasons, expand, map_sizes
+from ..rename import Rule, expand_layers, expand_table, find_first, rename_to_theirs, select_weights
+from ..segmentation import SentencePieceModel, build_bpe_tokenizer, read_codes
+from ..toolkit import Description, count_embeddings, explain_penalty, register_reader, register_writer
+from ..vocabulary import SIDES, Vocabulary, number_tokens, read_token_ids
+from .fairseq import EPSILON, LAYERS, OFFSET
 
-SIZES = ("d_model", "{stack}_layers", "{stack}_attention_heads", "{stack}_ffn_dim")
+SIZES = ("d_model", "{encoder,decoder}_layers", "{encoder,decoder}_attention_heads", "{encoder,decoder}_ffn_dim")
 OFF = "normalize_before normalize_embedding add_final_layer_norm quantization_config"
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu", "swish", "quick_gelu")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-PENALTY_NOTE = penalty_note("transformers", "log P / L^length_penalty")
+PENALTY_NOTE = explain_penalty("transformers", "log P / L^length_penalty")
+LANGUAGE_CODE = re.compile(r">>.+<<")
+THEIR_SHARED = "model.shared.weight"
+ENCODER_EMBEDDING, DECODER_EMBEDDING = expand("model.{encoder,decoder}.embed_tokens.weight")
+MARIAN_NOTES = [
+    PENALTY_NOTE,
+    "The sinusoids are those of Hugging Face's MarianMTModel, which differ from Marian's.",
+    "MarianTokenizer normalises punctuation if sacremoses is installed; tokenizer.json does not.",
+]
+FSMT_EMBEDDINGS = {
+    "model.encoder.embed_tokens.weight": SOURCE,
+    "model.decoder.embed_tokens.weight": TARGET,
+    "model.decoder.output_projection.weight": OUTPUT,
+}
+FSMT_TABLES = expand_table({"model.{encoder,decoder}.embed_positions.weight": POSITIONS})
+MOSES_NOTE = "FSMTTokenizer applies Moses' tokenizer; tokenizer.json splits at spaces: tokenize with sacremoses first."
+TRAINED_NOTE = "The saved sinusoids were trained; here they are a learned table."
 
 
-def model_type_of(path: Path) -> str | None:
+def find_model_type(path: Path) -> str | None:
     """Return `model_type` from config.json, which is the path or next to it."""
     file = path.with_name("config.json")
     if path.name not in ("config.json", *WEIGHTS) or not file.exists():
@@ -45,23 +75,206 @@ def read_model(
     supported: the values that options must have
     """
     options = Options(read_json_object(path.with_name("config.json")), reasons)
-    file = required_file(path.parent, *WEIGHTS)
+    file = require_file(path.parent, *WEIGHTS)
     weights = load_checkpoint(file)
     options.require({"activation_function": ACTIVATIONS, **supported}, OFF)
-    config = options.sizes(SIZES)
+    config = options.read_sizes(SIZES)
     reasons.raise_if_any()
-    config |= options.rates(0.0, *RATES)
+    config |= options.read_rates(0.0, *RATES)
     name = options.get("activation_function", activation)
     config |= {"activation_function": "silu" if name == "swish" else name}
-    return options, checked_tensors(weights, reasons), config | {"layer_norm_eps": EPSILON}
+    return options, select_weights(weights, reasons), config | {"layer_norm_eps": EPSILON}
 
 
-def layers(config: Mapping[str, Any]) -> list[Rule]:
+def make_layer_rules(config: Mapping[str, Any]) -> list[Rule]:
     """Return the rules of the layers: fairseq's names after `model.`."""
-    return stack_rules(config, "model.{stack}.layers.{n}.", LAYER)
+    return expand_layers(config, "model.{encoder,decoder}.layers.#.", LAYERS)
 
 
-def reference(model_class: type[PreTrainedModel], description: Description) -> Forward:
-    """Load the folder with transformers. model_class: the class of its model"""
-    folder = description.path.parent
-    return forward_of(model_class.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval())
+def compute_logits(
+    model_class: type[PreTrainedModel], path: Path, description: Description, source: Tensor, target: Tensor
+) -> Tensor:
+    """Run transformers' model of the folder, see `Description.reference`. model_class: its class"""
+    model = model_class.from_pretrained(path.parent, dtype=torch.float32, local_files_only=True).eval()
+    # With its cache, FSMT is not causal for several target tokens.
+    return model(input_ids=source, decoder_input_ids=target, use_cache=False).logits
+
+
+# ---- FSMT ------------------------------------------------------------------------------------------------------------
+
+
+@register_reader("hf-fsmt", ["config.json"], recognise_file=lambda path: find_model_type(path) == "fsmt")
+def read_fsmt(path: Path, reasons: Reasons) -> Description:
+    """Describe a folder with an FSMT model."""
+    # Positions are counted from the id of <pad>.
+    options, tensors, config = read_model(path, reasons, "relu", pad_token_id=(OFFSET - 1,))
+    config["position_offset"] = OFFSET
+
+    # Tied matrices are saved under one or several of their names.
+    tied = list(FSMT_EMBEDDINGS) if options.get("tie_word_embeddings", False) else []
+    rules = [Rule(find_first(tensors, theirs, *tied), ours) for theirs, ours in FSMT_EMBEDDINGS.items()]
+    rules += make_layer_rules(config)
+    notes = [PENALTY_NOTE, MOSES_NOTE]
+    tables = {rule.theirs: tensors[rule.theirs].clone() for rule in FSMT_TABLES if rule.theirs in tensors}
+    for table in tables.values():
+        table[OFFSET - 1] = TENSOR2TENSOR.table(OFFSET, config["d_model"])[-1]  # row 1, the padding's, is zeros
+    if all(TENSOR2TENSOR.match(table, config["d_model"]) for table in tables.values()):
+        for name in tables:
+            del tensors[name]
+    else:
+        notes.append(TRAINED_NOTE)
+        rules += FSMT_TABLES
+    vocabulary = read_fsmt_vocabulary(path.parent, options, count_embeddings(tensors, rules))
+    unscaled = () if options.get("scale_embedding", True) else (SOURCE, TARGET)
+    source_lang, target_lang = options.get("langs") or (None, None)
+    return Description(
+        tensors,
+        rules,
+        config,
+        vocabulary,
+        TENSOR2TENSOR,
+        unscaled=unscaled,
+        notes=notes,
+        kept={"source_lang": source_lang, "target_lang": target_lang},
+        reference=partial(compute_logits, FSMTForConditionalGeneration),
+    )
+
+
+def read_fsmt_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:
+    """Read vocab-src.json, vocab-tgt.json and merges.txt, in which `</w>` ends the last piece of a word."""
+    ids = {"bos": options.get("bos_token_id", 0), "pad": 1, "eos": options.get("eos_token_id", 2), "unknown": 3}
+    ids["start"] = options.get("decoder_start_token_id", ids["eos"])
+    files, codes = [folder / "vocab-src.json", folder / "vocab-tgt.json"], folder / "merges.txt"
+    missing = [file.name for file in (*files, codes) if not file.exists()]
+    if missing:
+        why = f"the checkpoint comes without {' and '.join(missing)}. Ids are the checkpoint's"
+        return number_tokens([], rows, why, **ids)
+    source, target = (read_token_ids(file) for file in files)
+    if "<unk>" in source:
+        ids["unknown"] = source.index("<unk>")
+    vocabulary = Vocabulary(source, target, files=[*files, codes], **ids)
+    merges = read_codes(codes)
+    for side in SIDES:
+        vocabulary.tokenizers[side] = build_bpe_tokenizer(vocabulary, side, merges, separator=None)
+    return vocabulary
+
+
+# ---- MarianMTModel ---------------------------------------------------------------------------------------------------
+
+
+@register_reader("hf-marian", ["config.json"], recognise_file=lambda path: find_model_type(path) == "marian")
+def read_marian(path: Path, reasons: Reasons) -> Description:
+    """Describe a folder with a MarianMTModel."""
+    options, tensors, config = read_model(path, reasons, "gelu", static_position_embeddings=(True,))
+
+    rules = [
+        Rule(find_first(tensors, ENCODER_EMBEDDING, THEIR_SHARED), SOURCE),
+        Rule(find_first(tensors, DECODER_EMBEDDING, THEIR_SHARED), TARGET),
+        Rule(find_first(tensors, "lm_head.weight", DECODER_EMBEDDING, THEIR_SHARED), OUTPUT),
+        Rule("final_logits_bias", OUTPUT_BIAS),
+        *make_layer_rules(config),
+    ]
+    if ENCODER_EMBEDDING in tensors and DECODER_EMBEDDING in tensors:
+        tensors.pop(THEIR_SHARED, None)  # saved although neither side uses it
+    scaled = bool(options.get("scale_embedding", False))
+    return Description(
+        tensors,
+        rules,
+        config,
+        read_marian_vocabulary(path.parent, options, count_embeddings(tensors, rules)),
+        CONCATENATED,
+        unscaled=() if scaled else (SOURCE, TARGET),
+        notes=MARIAN_NOTES,
+        kept={"config": dict(options), "scale_embedding": scaled},
+        reference=partial(compute_logits, MarianMTModel),
+    )
+
+
+def read_marian_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:
+    """Read vocab.json, which has the ids, and source.spm and target.spm, which have the pieces."""
+    ids = {"eos": options.get("eos_token_id", 0), "pad": options.get("pad_token_id"), "unknown": 1}
+    ids["start"] = options.get("decoder_start_token_id", ids["pad"])
+    file = folder / "vocab.json"
+    if not file.exists():
+        return number_tokens([], rows, "vocab.json is missing. Ids are the checkpoint's", **ids)
+    target_file = folder / "target_vocab.json"
+    source = read_token_ids(file)
+    target = read_token_ids(target_file) if target_file.exists() else source
+    if "<unk>" in source:
+        ids["unknown"] = source.index("<unk>")
+    files = [file for file in (file, target_file, folder / "tokenizer_config.json") if file.exists()]
+    vocabulary = Vocabulary(source, target, files=files, **ids)
+    for side in SIDES:
+        model = folder / f"{side}.spm"
+        if not model.exists():
+            vocabulary.notes.append(f"There is no {side} tokenizer: {model.name} is missing.")
+            continue
+        vocabulary.files.append(model)
+        tokenizer = SentencePieceModel.read(model).build_tokenizer(vocabulary, side)
+        codes = [token for token in vocabulary.tokens(side) if LANGUAGE_CODE.fullmatch(token)]
+        tokenizer.add_tokens([AddedToken(code, normalized=False) for code in codes])
+        vocabulary.tokenizers[side] = tokenizer
+    return vocabulary
+
+
+# ---- from our model to transformers ------------------------------------------------------------------------------
+
+
+@register_writer("hf-marian")
+def write_marian(folder: OurModel, out: Path, options: Options) -> None:
+    """Write a folder that MarianMTModel.from_pretrained loads."""
+    config, was_hf_marian = folder.config, folder.toolkit == "hf-marian"
+    options.require(
+        {
+            "position_embedding_type": ("sinusoidal",),
+            "position_base": (10000.0,),
+            "position_offset": (0,),
+            "norm_position": ("post",),
+            "{encoder,decoder}_final_norm": (False,),
+            "layer_norm_eps": (EPSILON,),
+            "tie_word_embeddings": (True,),
+        }
+    )
+    if not was_hf_marian:
+        folder.keep_all_rows()
+    elif not folder.kept.get("scale_embedding", True):
+        options.reasons.add_setting("the embeddings were divided by sqrt(d_model) when they were converted")
+    ours = folder.tensors(CONCATENATED)
+    tensors = rename_to_theirs(make_layer_rules(config.to_dict()), ours)
+    separate = {ENCODER_EMBEDDING: ours[SOURCE], DECODER_EMBEDDING: ours[TARGET]}
+    tensors |= {THEIR_SHARED: ours[SOURCE]} if config.share_encoder_decoder_embeddings else separate
+    tensors["final_logits_bias"] = ours.get(OUTPUT_BIAS, torch.zeros(len(ours[TARGET]))).reshape(1, -1)
+    save_file(folder.in_saved_dtype(tensors), out / "model.safetensors", metadata={"format": "pt"})
+    write_toolkit_json(make_generation_settings(config), out / "generation_config.json")
+    if was_hf_marian:
+        write_toolkit_json(folder.kept["config"], out / "config.json")
+        return
+    sizes = {"vocab_size": len(ours[SOURCE]), "decoder_vocab_size": len(ours[TARGET])}
+    write_toolkit_json(make_marian_config(config) | sizes, out / "config.json")
+    if folder.has_tokenizer():  # MarianTokenizer needs SentencePiece models; AutoTokenizer also loads tokenizer.json
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (out / name).write_bytes((folder.path / name).read_bytes())
+
+
+def make_marian_config(config: Any) -> dict[str, Any]:
+    """Return the settings of a MarianConfig, without the sizes of the vocabularies."""
+    same = [*map_sizes(SIZES), *RATES]
+    same += ["activation_function", "share_encoder_decoder_embeddings"]
+    same += ["eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id"]
+    return {name: getattr(config, name) for name in same} | {
+        "model_type": "marian",
+        "architectures": ["MarianMTModel"],
+        "is_encoder_decoder": True,
+        "max_position_embeddings": 1024,
+        "scale_embedding": True,
+        "static_position_embeddings": True,
+        "tie_word_embeddings": True,
+        "forced_eos_token_id": None,
+    }
+
+
+def make_generation_settings(config: Any) -> dict[str, Any]:
+    """Return the content of generation_config.json: <pad> and the start token are never generated."""
+    forbidden = {config.pad_token_id, config.decoder_start_token_id} - {None, config.eos_token_id}
+    ids = {name: getattr(config, name) for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id")}
+    return {"bad_words_ids": [[id] for id in sorted(forbidden)], "num_beams": 4, "max_length": 512, **ids}

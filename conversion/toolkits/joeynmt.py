@@ -7,15 +7,14 @@ from typing import Any
 from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.lines import read_lines
 
-from ..checkpoint_files import load_checkpoint, read_yaml, required_file
-from ..description import OUTPUT, SOURCE, TARGET, Description
-from ..options import Options, flattened
-from ..reasons import Reasons
-from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, stack_rules
-from ..segmentation import with_tokenizers
-from ..vocabulary import Vocabulary, common_ids
+from ..checkpoint_files import load_checkpoint, read_yaml, require_file
+from ..layout import OUTPUT, SOURCE, TARGET
+from ..options import STACKS, Options, Reasons, flatten_options
+from ..rename import Rule, expand_layers, expand_table, find_first, select_weights
+from ..segmentation import add_tokenizers
+from ..toolkit import Description, register_reader
+from ..vocabulary import Vocabulary, read_both_sides
 
-FILES = ["*.ckpt"]
 EPSILON = 1e-6
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "tanh": "tanh", "relu6": "relu6"}
 SUPPORTED: dict[str, tuple] = {
@@ -24,7 +23,12 @@ SUPPORTED: dict[str, tuple] = {
     "{encoder,decoder}.layer_norm": ("pre", "post"),
     "{encoder,decoder}.alpha": (1.0,),  # the weight of the residual (DeepNet)
 }
-SIZES = ("encoder.hidden_size", "{stack}.num_layers", "{stack}.num_heads", "{stack}.ff_size")
+SIZES = (
+    "encoder.hidden_size",
+    "{encoder,decoder}.num_layers",
+    "{encoder,decoder}.num_heads",
+    "{encoder,decoder}.ff_size",
+)
 # Our name of an id -> the option with the token, and its default.
 SPECIAL_TOKENS = {
     "unknown": ("unk_token", "<unk>"),
@@ -57,27 +61,26 @@ LAYERS = {
 }
 
 
-def recognise_content(content: dict) -> bool:
-    return isinstance(content.get("model_state"), dict)
-
-
+@register_reader(
+    "joeynmt", ["*.ckpt"], packages=["joeynmt"], recognise_content=lambda content: "model_state" in content
+)
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a .ckpt file and the config.yaml next to it."""
     checkpoint = load_checkpoint(path)
-    file = required_file(
+    file = require_file(
         path.parent, "config.yaml", "*.yaml", remedy="; copy it from the training run: it has the number of heads"
     )
     settings = read_yaml(file)
     model = settings.get("model")
     if not isinstance(model, dict):
         raise BrokenFileError(f"{file} has no `model`")
-    tensors = checked_tensors(checkpoint["model_state"], reasons)
+    tensors = select_weights(checkpoint["model_state"], reasons)
     final_norms = {stack: f"{stack}.layer_norm.weight" in tensors for stack in STACKS}
-    options = Options(flattened(model), reasons, "{}: {}")
+    options = Options(flatten_options(model), reasons)
     norm_positions = DEFAULT_NORMS | ({"decoder": "pre"} if final_norms["decoder"] else {})
     for stack, position in norm_positions.items():
         options.setdefault(f"{stack}.layer_norm", position)
-    config = options.sizes(SIZES)
+    config = options.read_sizes(SIZES)
     options.require(SUPPORTED)
     for name in ("hidden_size", "activation", "layer_norm"):
         options.require_equal(f"encoder.{name}", f"decoder.{name}")
@@ -85,7 +88,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         options.require_equal(f"{stack}.embeddings.embedding_dim", f"{stack}.hidden_size", missing=config["d_model"])
     reasons.raise_if_any()
 
-    config |= options.rates(0.1, "encoder.dropout") | {
+    config |= options.read_rates(0.1, "encoder.dropout") | {
         "activation_function": ACTIVATIONS[options.get("encoder.activation", "relu")],
         "norm_position": options["encoder.layer_norm"],
         "encoder_final_norm": final_norms["encoder"],
@@ -94,9 +97,9 @@ def read(path: Path, reasons: Reasons) -> Description:
     }
     outputs = ["decoder.output_layer.weight", *(["trg_embed.lut.weight"] if model.get("tied_softmax") else [])]
     rules = [
-        *rules_of({"src_embed.lut.weight": SOURCE, "trg_embed.lut.weight": TARGET}),
-        Rule(first_present(tensors, *outputs), OUTPUT),
-        *stack_rules(config, "{stack}.layers.{n}.", LAYERS, "{stack}.layer_norm.{weight,bias}"),
+        *expand_table({"src_embed.lut.weight": SOURCE, "trg_embed.lut.weight": TARGET}),
+        Rule(find_first(tensors, *outputs), OUTPUT),
+        *expand_layers(config, "{encoder,decoder}.layers.#.", LAYERS, "{encoder,decoder}.layer_norm.{weight,bias}"),
     ]
     embeddings = zip((SOURCE, TARGET), STACKS, strict=True)
     unscaled = tuple(name for name, stack in embeddings if not options.get(f"{stack}.embeddings.scale", False))
@@ -106,26 +109,24 @@ def read(path: Path, reasons: Reasons) -> Description:
 
 def read_vocabulary(folder: Path, data: Mapping[str, Any]) -> Vocabulary:
     """Read src_vocab.txt and trg_vocab.txt; the configuration names the special tokens."""
-    sides = {side: options_of_side(data, side) for side in ("src", "trg")}
+    sides = {side: read_side(data, side) for side in ("src", "trg")}
     names = [Path(str(options.get("voc_file") or f"{side}_vocab.txt")).name for side, options in sides.items()]
     files = [
-        required_file(folder, name, f"{side}_vocab.txt", "vocab.txt") for side, name in zip(sides, names, strict=True)
+        require_file(folder, name, f"{side}_vocab.txt", "vocab.txt") for side, name in zip(sides, names, strict=True)
     ]
-    source, target = (list(read_lines(file)) for file in files)
     special = data.get("special_symbols") or {}
     tokens = {id: [special.get(name, token)] for id, (name, token) in SPECIAL_TOKENS.items()}
-    ids = common_ids(source, target, tokens, " and ".join(file.name for file in files))
-    vocabulary = Vocabulary(source, target, start=ids["bos"], files=files, **ids)
+    vocabulary = read_both_sides(files, read_lines, tokens)
     if any(options.get("level") == "char" for options in sides.values()):
         vocabulary.notes.append("There is no tokenizer: the tokens are characters. Ids are JoeyNMT's.")
         return vocabulary
     for side, options in sides.items():
         if options.get("lowercase"):
             vocabulary.notes.append(f"data.{side}.lowercase is on: convert texts to lower case before the tokenizer.")
-    return with_tokenizers(vocabulary, folder, [options.get("lang") for options in sides.values()])
+    return add_tokenizers(vocabulary, folder, [options.get("lang") for options in sides.values()])
 
 
-def options_of_side(data: Mapping[str, Any], side: str) -> dict[str, Any]:
+def read_side(data: Mapping[str, Any], side: str) -> dict[str, Any]:
     """Return the options of one side. JoeyNMT 1 has only its language there, and the other options for both sides."""
     options = data.get(side) or {}
     if isinstance(options, dict):

@@ -20,17 +20,14 @@ from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
 
 from ..checkpoint_files import check_archive, parse_yaml, read_yaml
-from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, embedding_rows, penalty_note
-from ..folder import ModelFolder
-from ..layout import DECODER_POSITIONS, ENCODER_POSITIONS, TENSOR2TENSOR
-from ..options import Options
-from ..reasons import Reasons, shown
-from ..rename import Rule, checked_tensors, first_present, stack_rules, to_their_names
-from ..segmentation import word_tokenizer
-from ..sentencepiece_model import CONTROL, UNKNOWN, SentencePieceModel
-from ..vocabulary import SIDES, Vocabulary, numbered_tokens, unused_name
+from ..folder import OurModel
+from ..layout import DECODER_POSITIONS, ENCODER_POSITIONS, OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, TENSOR2TENSOR
+from ..options import STACKS, Options, Reasons, show_value
+from ..rename import Rule, expand_layers, find_first, rename_to_theirs, select_weights
+from ..segmentation import CONTROL, UNKNOWN, SentencePieceModel, build_word_tokenizer
+from ..toolkit import Description, count_embeddings, explain_penalty, register_reader, register_writer
+from ..vocabulary import SIDES, Vocabulary, find_unused_name, number_tokens
 
-FILES = ["*.npz"]
 CONFIG = "special:model.yml"
 EPSILON = 1e-6
 
@@ -51,9 +48,9 @@ SUPPORTED: dict[str, tuple] = {
     "transformer-postprocess-emb": ("d", ""),
     "transformer-postprocess-top": ("", "n", "dn", "nd", "d"),
 }
-SIZES = ("dim-emb", "{stack:.3}-depth", "transformer-heads", "transformer-dim-ffn")
+SIZES = ("dim-emb", "{enc,dec}-depth", "transformer-heads", "transformer-dim-ffn")
 DROPOUT = ("transformer-dropout", "transformer-dropout-attention", "transformer-dropout-ffn")
-# Operations before and after a sub-layer, see `Options.norm_position`.
+# Operations before and after a sub-layer, see `Options.read_norm_position`.
 NORM_POSITIONS = {("", "an"): "post", ("n", "a"): "pre"}
 
 MATRICES = {
@@ -64,7 +61,7 @@ MATRICES = {
 BIASES = {name.replace("_W", "_b"): ours.replace("weight", "bias") for name, ours in MATRICES.items()}
 NORMS = {"self_Wo": "self_attn_norm", "context_Wo": "cross_attn_norm", "ffn_ffn": "feed_forward_norm"}
 
-PENALTY_NOTE = penalty_note("Marian", "log P / L^normalize")
+PENALTY_NOTE = explain_penalty("Marian", "log P / L^normalize")
 PRE_NORM_NOTE = (
     "Marian's pre-norm models compute one function in training and another in decoding. This is the one from "
     "training: keys and values of the decoder's self-attention come from the normalised input. When decoding, Marian "
@@ -72,12 +69,13 @@ PRE_NORM_NOTE = (
 )
 
 
-def layers(config: Mapping[str, Any]) -> list[Rule]:
+def make_layer_rules(config: Mapping[str, Any]) -> list[Rule]:
     """Return the rules of the layers, which Marian counts from 1, and of final norms."""
     pre = "_pre" if config["norm_position"] == "pre" else ""
     norms = {f"{theirs}_ln_{{scale,bias}}{pre}": f"{ours}.{{weight,bias}}" for theirs, ours in NORMS.items()}
-    names = MATRICES | BIASES | norms
-    return stack_rules(config, "{stack}_l{n}_", names, "{stack}_top_ln_{scale,bias}", first=1, transposed=True)
+    layers = dict.fromkeys(STACKS, MATRICES | BIASES | norms)
+    final_norm = "{encoder,decoder}_top_ln_{scale,bias}"
+    return expand_layers(config, "{encoder,decoder}_l#_", layers, final_norm, first=1, transposed=True)
 
 
 def recognise(path: Path) -> bool:
@@ -91,35 +89,36 @@ def recognise(path: Path) -> bool:
     return any(name.startswith(("special:", "encoder_l1_", "Wemb", "decoder_l1_")) for name in names)
 
 
+@register_reader("marian", ["*.npz"], recognise_file=recognise)
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a model.npz, whose configuration is inside or next to it."""
     check_archive(path)
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
-    text = configuration(path, arrays.pop(CONFIG, None))
-    options = Options(parse_yaml(text, path), reasons, "--{} {}")
+    text = read_configuration(path, arrays.pop(CONFIG, None))
+    options = Options(parse_yaml(text, path), reasons, as_flags=True)
     options.require(SUPPORTED, OFF)
-    config = options.sizes(SIZES)
+    config = options.read_sizes(SIZES)
     final_norms = "n" in str(options.get("transformer-postprocess-top", ""))
-    config |= options.rates(0.0, *DROPOUT) | {
+    config |= options.read_rates(0.0, *DROPOUT) | {
         "decoder_ffn_dim": options.get("transformer-decoder-dim-ffn") or config["encoder_ffn_dim"],
-        "norm_position": options.norm_position("transformer-{preprocess,postprocess}", NORM_POSITIONS),
+        "norm_position": options.read_norm_position("transformer-{preprocess,postprocess}", NORM_POSITIONS),
         "encoder_final_norm": final_norms,
         "decoder_final_norm": final_norms,
         "layer_norm_eps": EPSILON,
     }
     reasons.raise_if_any()
-    config["activation_function"] = activation(options)
+    config["activation_function"] = choose_activation(options)
 
-    tensors = checked_tensors({name: torch.from_numpy(array) for name, array in arrays.items()}, reasons)
-    rules = embeddings(tensors, options) + layers(config)
+    tensors = select_weights({name: torch.from_numpy(array) for name, array in arrays.items()}, reasons)
+    rules = make_embedding_rules(tensors, options) + make_layer_rules(config)
     # Marian 1.12 ignores --transformer-train-position-embeddings in translation models, so the tensor decides.
     learned = "Wpos" in tensors
     if learned:
         rules += [Rule("Wpos", ENCODER_POSITIONS), Rule("Wpos", DECODER_POSITIONS)]
     if not options.get("output-omit-bias"):
         rules.append(Rule("decoder_ff_logit_out_b", OUTPUT_BIAS, transposed=True))
-    vocabulary = read_vocabulary(path, options, embedding_rows(tensors, rules))
+    vocabulary = read_vocabulary(path, options, count_embeddings(tensors, rules))
     unscaled = (SOURCE, TARGET) if learned else ()
     notes = [PENALTY_NOTE, PRE_NORM_NOTE] if config["norm_position"] == "pre" else [PENALTY_NOTE]
     return Description(
@@ -127,7 +126,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     )
 
 
-def configuration(path: Path, inside: np.ndarray | None) -> str:
+def read_configuration(path: Path, inside: np.ndarray | None) -> str:
     """Return the configuration, a YAML text. inside: the array with this text; None if it is in a file of its own"""
     if inside is not None:
         return inside.tobytes().split(b"\0")[0].decode("utf-8", errors="replace")
@@ -137,7 +136,7 @@ def configuration(path: Path, inside: np.ndarray | None) -> str:
     return file.read_text(encoding="utf-8", errors="replace")
 
 
-def activation(options: Mapping[str, Any]) -> str:
+def choose_activation(options: Mapping[str, Any]) -> str:
     """Return our name of the activation. The gelu of Marian before 1.12 is x * sigmoid(1.702 x)."""
     name = ACTIVATIONS[options.get("transformer-ffn-activation", "swish")]
     version = re.match(r"v?(\d+)\.(\d+)", str(options.get("version", "")))
@@ -146,15 +145,15 @@ def activation(options: Mapping[str, Any]) -> str:
     return name
 
 
-def embeddings(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> list[Rule]:
+def make_embedding_rules(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> list[Rule]:
     """Return the rules of SOURCE, TARGET and OUTPUT, which may share a matrix."""
-    target = first_present(tensors, "Wemb", "decoder_Wemb")
+    target = find_first(tensors, "Wemb", "decoder_Wemb")
     output = Rule("decoder_ff_logit_out_W", OUTPUT, transposed=True)
     if "decoder_ff_logit_out_Wt" in tensors:
         output = Rule("decoder_ff_logit_out_Wt", OUTPUT)
     elif options.get("tied-embeddings") or options.get("tied-embeddings-all"):
         output = Rule(target, OUTPUT)
-    return [Rule(first_present(tensors, "Wemb", "encoder_Wemb"), SOURCE), Rule(target, TARGET), output]
+    return [Rule(find_first(tensors, "Wemb", "encoder_Wemb"), SOURCE), Rule(target, TARGET), output]
 
 
 def read_vocabulary(path: Path, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:
@@ -164,7 +163,7 @@ def read_vocabulary(path: Path, options: Mapping[str, Any], rows: list[int]) -> 
     if decoder.exists():
         names = read_yaml(decoder).get("vocabs") or names
     if not isinstance(names, list):
-        raise BrokenFileError(f"{decoder}: `vocabs` is {shown(names)}, not a list of files")
+        raise BrokenFileError(f"{decoder}: `vocabs` is {show_value(names)}, not a list of files")
     # The names are paths on the machine that trained; one vocabulary is for both sides.
     files = [path.parent / Path(str(name)).name for name in (names * 2 if len(names) == 1 else names)]
     if len(files) != 2 or not all(file.exists() for file in files):
@@ -172,23 +171,25 @@ def read_vocabulary(path: Path, options: Mapping[str, Any], rows: list[int]) -> 
         if not missing:
             missing = f"`vocabs` in {decoder.name}" if decoder.exists() else f"{decoder.name}, which names vocabularies"
         why = f"the checkpoint comes without {missing}. Ids are Marian's"
-        return numbered_tokens(["</s>", "<unk>"], rows, why, eos=0, unknown=1)
+        return number_tokens(["</s>", "<unk>"], rows, why, eos=0, unknown=1)
     models = [SentencePieceModel.read(file) if file.suffix == ".spm" else None for file in files]
     source, target = (
         [piece for piece, _, _ in model.pieces] if model else read_tokens(file, count)
         for file, model, count in zip(files, models, rows, strict=True)
     )
-    ids, target_ids = map(special_ids, files, (source, target), models)
+    ids, target_ids = map(find_special_ids, files, (source, target), models)
     if ids != target_ids:
         raise InputError(f"{files[0].name} and {files[1].name} give </s> and <unk> different ids: {ids}, {target_ids}")
     present = [file for file in dict.fromkeys([*files, decoder]) if file.exists()]
     vocabulary = Vocabulary(source, target, eos=ids[0], unknown=ids[1], files=present)
     for side, model in zip(SIDES, models, strict=True):
-        vocabulary.tokenizers[side] = model.tokenizer(vocabulary, side) if model else word_tokenizer(vocabulary, side)
+        vocabulary.tokenizers[side] = (
+            model.build_tokenizer(vocabulary, side) if model else build_word_tokenizer(vocabulary, side)
+        )
     return vocabulary
 
 
-def special_ids(file: Path, tokens: list[str], model: SentencePieceModel | None) -> tuple[int, int]:
+def find_special_ids(file: Path, tokens: list[str], model: SentencePieceModel | None) -> tuple[int, int]:
     """Return the ids of </s> and <unk>; a SentencePiece model can have a normal piece of the same text."""
     if model:
         kinds = [kind for _, _, kind in model.pieces]
@@ -215,32 +216,32 @@ def read_tokens(file: Path, rows: int) -> list[str]:
         raise BrokenFileError(f"{file} is not a vocabulary of token: id ({error})") from None
     tokens: list[str] = []
     for id in range(min(max(by_id, default=-1) + 1, rows)):
-        tokens.append(by_id.get(id) or unused_name(f"<unused{id}>", tokens))
+        tokens.append(by_id.get(id) or find_unused_name(f"<unused{id}>", tokens))
     return tokens
 
 
 # ---- from our model to Marian ------------------------------------------------------------------------------------
 
 
-def requirements(config: Any) -> dict[str, tuple]:
-    return {  # a folder that came from Marian may have been edited since
-        "position_embedding_type": ("sinusoidal",),
-        "position_base": (TENSOR2TENSOR.base(config.d_model),),
-        "position_offset": (0,),
-        "layer_norm_eps": (EPSILON,),
-        "decoder_attention_heads": (config.encoder_attention_heads,),
-        "decoder_final_norm": (config.encoder_final_norm,),
-        "activation_function": (*ACTIVATIONS.values(), "quick_gelu"),
-    }
-
-
-def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
-    """Write model.npz. run.py copies the vocabularies."""
-    config = folder.config
+@register_writer("marian")
+def write_checkpoint(folder: OurModel, out: Path, options: Options) -> None:
+    """Write model.npz. convert.py copies the vocabularies."""
+    config, reasons = folder.config, options.reasons
+    options.require(
+        {  # a folder that came from Marian may have been edited since
+            "position_embedding_type": ("sinusoidal",),
+            "position_base": (TENSOR2TENSOR.base(config.d_model),),
+            "position_offset": (0,),
+            "layer_norm_eps": (EPSILON,),
+            "decoder_attention_heads": (config.encoder_attention_heads,),
+            "decoder_final_norm": (config.encoder_final_norm,),
+            "activation_function": (*ACTIVATIONS.values(), "quick_gelu"),
+        }
+    )
     if folder.toolkit != "marian":
-        reasons.unsupported("only models converted from Marian can be written: others have other vocabularies")
+        reasons.add_setting("only models converted from Marian can be written: others have other vocabularies")
     if folder.model.state_dict()[TARGET][config.decoder_start_token_id].any():
-        reasons.unsupported("the decoder's first token has an embedding; Marian starts with a zero vector")
+        reasons.add_setting("the decoder's first token has an embedding; Marian starts with a zero vector")
     ours = folder.tensors(TENSOR2TENSOR)
     reasons.raise_if_any()
 
@@ -249,7 +250,7 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     tensors = {"Wemb": ours[SOURCE]} if config.share_encoder_decoder_embeddings else separate
     if not config.tie_word_embeddings:
         tensors["decoder_ff_logit_out_W"] = ours[OUTPUT].T
-    tensors |= to_their_names(layers(config.to_dict()), ours)
+    tensors |= rename_to_theirs(make_layer_rules(config.to_dict()), ours)
     if not (text and parse_yaml(text, folder.path).get("output-omit-bias")):
         tensors["decoder_ff_logit_out_b"] = ours[OUTPUT_BIAS].reshape(1, -1)
     arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors.items()}

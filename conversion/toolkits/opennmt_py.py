@@ -14,16 +14,14 @@ import torch
 from vaswani_transformer.errors import InputError
 
 from ..checkpoint_files import load_checkpoint, save_pickle
-from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, embedding_rows
-from ..folder import ModelFolder
-from ..layout import PAPER, TENSOR2TENSOR
-from ..options import Options, size_names
-from ..reasons import Reasons
-from ..rename import Rule, checked_tensors, expand, rules_of, stack_rules, to_their_names
-from ..segmentation import with_tokenizers
-from ..vocabulary import TEXT, Vocabulary, common_ids, numbered_tokens
+from ..folder import OurModel
+from ..layout import OUTPUT, OUTPUT_BIAS, PAPER, SOURCE, TARGET, TENSOR2TENSOR
+from ..options import Options, Reasons, expand, map_sizes
+from ..rename import Rule, expand_layers, expand_table, rename_to_theirs, select_weights
+from ..segmentation import add_tokenizers
+from ..toolkit import Description, count_embeddings, register_reader, register_writer
+from ..vocabulary import TEXT, Vocabulary, find_common_ids, number_tokens
 
-FILES = ["*.pt"]
 BLANK, BOS, EOS, UNK = "<blank>", "<s>", "</s>", "<unk>"
 POSITION_TABLES = expand("{encoder,decoder}.embeddings.make_embedding.pe.pe")
 TABLE_ROWS = 5000
@@ -56,7 +54,7 @@ SUPPORTED = {name: (value,) for name, value in FIXED.items()} | {
     "position_encoding_type": tuple(SINUSOIDS),
     "pos_ffn_activation_fn": ("relu", "gelu"),  # with "silu" and "gated-gelu" the feed-forward network has a gate
 }
-SIZES = ("hidden_size", "{stack:.3}_layers", "heads", "transformer_ff")
+SIZES = ("hidden_size", "{enc,dec}_layers", "heads", "transformer_ff")
 # The names of sizes in older versions.
 OLD_NAMES = {"hidden_size": ("rnn_size", "enc_rnn_size"), "enc_layers": ("layers",), "dec_layers": ("layers",)}
 
@@ -79,34 +77,38 @@ LAYERS = {
         "layer_norm_{1,2}.{weight,bias}": "{self_attn,cross_attn}_norm.{weight,bias}",
     },
 }
-PREFIXES = {"encoder": "encoder.transformer.{n}.", "decoder": "decoder.transformer_layers.{n}."}
+PREFIX = "{encoder.transformer,decoder.transformer_layers}.#."
 
 
-def rules_for(config: Mapping[str, Any], feed_forward_bias: bool) -> list[Rule]:
+def make_rules(config: Mapping[str, Any], feed_forward_bias: bool) -> list[Rule]:
     """Return the rules of all tensors, without those of biases that the model does not have."""
-    rules = rules_of(EMBEDDINGS) + stack_rules(config, PREFIXES, LAYERS, "{stack}.layer_norm.{weight,bias}")
+    rules = expand_table(EMBEDDINGS) + expand_layers(
+        config, PREFIX, LAYERS, "{encoder,decoder}.layer_norm.{weight,bias}"
+    )
     absent = [] if config["attention_bias"] else ["_proj.bias"]
     absent += [] if feed_forward_bias else [".fc1.bias", ".fc2.bias"]
     return [rule for rule in rules if not rule.ours.endswith(tuple(absent))]
 
 
-def recognise_content(content: dict) -> bool:
-    return {"opt", "vocab"} <= content.keys()
-
-
+@register_reader(
+    "opennmt-py",
+    ["*.pt"],
+    packages=["onmt", "torchtext"],
+    recognise_content=lambda content: {"opt", "vocab"} <= content.keys(),
+)
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a .pt file, whose tensors may be in .safetensors files next to it."""
     checkpoint = load_checkpoint(path)
-    options = Options(vars(checkpoint["opt"]), reasons, "--{} {}")
+    options = Options(vars(checkpoint["opt"]), reasons, as_flags=True)
     options.require(SUPPORTED, OFF)
     for name, old_names in OLD_NAMES.items():
         options.setdefault(name, next((options[old] for old in old_names if old in options), None))
-    config = options.sizes(SIZES)
+    config = options.read_sizes(SIZES)
     for name in ("src_word_vec_size", "tgt_word_vec_size", "enc_hid_size", "dec_hid_size"):
         options.require_equal(name, "hidden_size", missing=config["d_model"])
     reasons.raise_if_any()
 
-    tensors = checked_tensors(weights_of(checkpoint, path), reasons, r"decoder\.transformer_layers\.\d+\.mask")
+    tensors = select_weights(read_weights(checkpoint, path), reasons, r"decoder\.transformer_layers\.\d+\.mask")
     for name in ("dropout", "attention_dropout"):
         rate = options.get(name, 0.1)
         config[name] = float(rate[-1] if isinstance(rate, list) else rate)  # a list has one for each training stage
@@ -117,8 +119,8 @@ def read(path: Path, reasons: Reasons) -> Description:
         "layer_norm_eps": float(options.get("norm_eps", 1e-6)),
         "attention_bias": "encoder.transformer.0.self_attn.linear_query.bias" in tensors,
     }
-    rules = rules_for(config, feed_forward_bias)
-    vocabulary = read_vocabulary(path.parent, checkpoint.get("vocab"), options, embedding_rows(tensors, rules))
+    rules = make_rules(config, feed_forward_bias)
+    vocabulary = read_vocabulary(path.parent, checkpoint.get("vocab"), options, count_embeddings(tensors, rules))
     encoding = options.get("position_encoding_type")
     kept = {
         "position_encoding_type": encoding,
@@ -130,7 +132,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     return Description(tensors, rules, config, vocabulary, SINUSOIDS[encoding], notes=NOTES, kept=kept)
 
 
-def weights_of(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def read_weights(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the tensors of the model and, as generator.weight and .bias, of the output layer.
 
     They are in the checkpoint or, with --save_format safetensors, in files next to it.
@@ -148,24 +150,24 @@ def weights_of(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Any]:
 def read_vocabulary(folder: Path, content: Any, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:
     """Return the vocabularies in the checkpoint. In OpenNMT-py 1 and 2 only the target has <s> and </s>."""
     content = dict(content) if isinstance(content, list) else content
-    source, target = (tokens_of(content.get(side)) if isinstance(content, dict) else None for side in ("src", "tgt"))
+    source, target = (read_tokens(content.get(side)) if isinstance(content, dict) else None for side in ("src", "tgt"))
     if source is None or target is None:
         why = "the checkpoint's vocabulary has an unknown format. Ids are OpenNMT-py's"
         ids = {"unknown": 0, "pad": 1, "bos": 2, "start": 2, "eos": 3}
-        return numbered_tokens([UNK, BLANK, BOS, EOS], rows, why, **ids)
+        return number_tokens([UNK, BLANK, BOS, EOS], rows, why, **ids)
     start = content.get("decoder_start_token", BOS)
     missing = [token for token in (start, EOS) if token not in target]
     if missing:
         raise InputError(f"the tgt vocabulary lacks {', '.join(missing)}")
     bos, eos = target.index(start), target.index(EOS)
-    ids = common_ids(source, target, {"unknown": [UNK], "pad": [BLANK]}, "the src and tgt vocabularies")
+    ids = find_common_ids(source, target, {"unknown": [UNK], "pad": [BLANK]}, "the src and tgt vocabularies")
     ids |= {"eos": eos, "bos": bos, "start": bos}
     has_both = source[eos : eos + 1] == [EOS] and source[bos : bos + 1] == [start]
     vocabulary = Vocabulary(source, target, source_template=(TEXT,), source_has_bos_and_eos=has_both, **ids)
-    return with_tokenizers(vocabulary, folder, (options.get("src_lang"), options.get("tgt_lang")))
+    return add_tokenizers(vocabulary, folder, (options.get("src_lang"), options.get("tgt_lang")))
 
 
-def tokens_of(vocabulary: Any) -> list[str] | None:
+def read_tokens(vocabulary: Any) -> list[str] | None:
     """Return one side's tokens by id: a list, or the `itos` of torchtext's Vocab inside its Field; else None."""
     fields = getattr(vocabulary, "fields", vocabulary)
     if isinstance(fields, list) and len(fields) == 1 and isinstance(fields[0], tuple):  # a TextMultiField
@@ -178,29 +180,28 @@ def tokens_of(vocabulary: Any) -> list[str] | None:
 # ---- from our model to OpenNMT-py --------------------------------------------------------------------------------
 
 
-def requirements(config: Any) -> dict[str, tuple]:
-    return {
-        "norm_position": ("pre",),
-        "encoder_final_norm": (True,),
-        "decoder_final_norm": (True,),
-        "position_embedding_type": ("sinusoidal",),
-        "position_base": (10000.0, TENSOR2TENSOR.base(config.d_model)),
-        "position_offset": (0,),
-        "decoder_attention_heads": (config.encoder_attention_heads,),
-        "decoder_ffn_dim": (config.encoder_ffn_dim,),
-        "activation_function": ("relu", "gelu"),
-    }
-
-
-def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
+@register_writer("opennmt-py")
+def write_checkpoint(folder: OurModel, out: Path, options: Options) -> None:
     """Write a released checkpoint of OpenNMT-py 3.5."""
-    config = folder.config
+    config, reasons = folder.config, options.reasons
+    options.require(
+        {
+            "norm_position": ("pre",),
+            "{encoder,decoder}_final_norm": (True,),
+            "position_embedding_type": ("sinusoidal",),
+            "position_base": (10000.0, TENSOR2TENSOR.base(config.d_model)),
+            "position_offset": (0,),
+            "decoder_attention_heads": (config.encoder_attention_heads,),
+            "decoder_ffn_dim": (config.encoder_ffn_dim,),
+            "activation_function": ("relu", "gelu"),
+        }
+    )
     if folder.toolkit != "opennmt-py":
         folder.keep_all_rows()
         if not folder.has_tokenizer():
-            reasons.unsupported("there is no tokenizer to write the vocabularies from")
+            reasons.add_setting("there is no tokenizer to write the vocabularies from")
         elif UNK not in folder.tokens()[0]:
-            reasons.unsupported("the vocabulary has no <unk>, which OpenNMT-py needs")
+            reasons.add_setting("the vocabulary has no <unk>, which OpenNMT-py needs")
     encoding = "SinusoidalInterleaved" if config.position_base == 10000 else "SinusoidalConcat"
     positions = SINUSOIDS[encoding]
     ours = folder.tensors(positions)
@@ -212,19 +213,19 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     )
     ours.setdefault(OUTPUT_BIAS, torch.zeros(len(ours[OUTPUT])))
     table = positions.table(TABLE_ROWS, config.d_model).float()[:, None]
-    rules = rules_for(config.to_dict(), feed_forward_bias)
-    tensors = dict.fromkeys(POSITION_TABLES, table) | to_their_names(rules, ours)
+    rules = make_rules(config.to_dict(), feed_forward_bias)
+    tensors = dict.fromkeys(POSITION_TABLES, table) | rename_to_theirs(rules, ours)
     tensors = folder.in_saved_dtype(tensors)
     generator = {name: tensors.pop(f"generator.{name}") for name in ("weight", "bias")}
-    vocabulary = vocabulary_for(folder)
-    options = options_for(config)
-    options |= {"position_encoding_type": encoding, "add_ffnbias": feed_forward_bias}
-    options["share_vocab"] = vocabulary["src"] == vocabulary["tgt"]
-    content = {"model": tensors, "generator": generator, "vocab": vocabulary, "opt": argparse.Namespace(**options)}
+    vocabulary = make_vocabulary(folder)
+    settings = make_options(config)
+    settings |= {"position_encoding_type": encoding, "add_ffnbias": feed_forward_bias}
+    settings["share_vocab"] = vocabulary["src"] == vocabulary["tgt"]
+    content = {"model": tensors, "generator": generator, "vocab": vocabulary, "opt": argparse.Namespace(**settings)}
     save_pickle(content, out / "model_release.pt")
 
 
-def vocabulary_for(folder: ModelFolder) -> dict[str, Any]:
+def make_vocabulary(folder: OurModel) -> dict[str, Any]:
     """Return the original vocabularies, or ours with OpenNMT-py's names for the special tokens."""
     if folder.toolkit == "opennmt-py":
         source, target, start = (folder.kept[name] for name in ("src_vocab", "tgt_vocab", "decoder_start_token"))
@@ -238,13 +239,13 @@ def vocabulary_for(folder: ModelFolder) -> dict[str, Any]:
     return {"src": source, "tgt": target, "decoder_start_token": start, "data_task": "seq2seq"}
 
 
-def options_for(config: Any) -> dict[str, Any]:
+def make_options(config: Any) -> dict[str, Any]:
     """Return OpenNMT-py's options for a model of ours."""
     also_d_model = ("enc_hid_size", "dec_hid_size", "word_vec_size", "src_word_vec_size", "tgt_word_vec_size")
     return {
         **FIXED,
         "data_task": "seq2seq",
-        **{theirs: getattr(config, ours) for ours, theirs in size_names(SIZES).items()},
+        **{theirs: getattr(config, ours) for ours, theirs in map_sizes(SIZES).items()},
         **dict.fromkeys(also_d_model, config.d_model),
         "pos_ffn_activation_fn": config.activation_function,
         "norm_eps": config.layer_norm_eps,

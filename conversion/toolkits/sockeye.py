@@ -1,6 +1,6 @@
 """Sockeye 3: params.*, `config` and the vocabularies. Concatenated sinusoids with the paper's exponent.
 
-Keys and values are joined in one matrix, interleaved by head; in self-attention the queries precede them.
+Keys and values are in one matrix, interleaved by head; in self-attention the queries precede them.
 """
 
 from collections.abc import Mapping
@@ -10,16 +10,14 @@ from typing import Any
 import yaml
 from torch import Tensor
 
-from ..checkpoint_files import load_checkpoint, may_be_torch_save, read_yaml, required_file
-from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, penalty_note
-from ..layout import CONCATENATED, POSITIONS
-from ..options import Options, flattened
-from ..reasons import Reasons
-from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, stack_rules
-from ..segmentation import with_tokenizers
-from ..vocabulary import SIDES, Vocabulary, common_ids, read_token_ids
+from ..checkpoint_files import load_checkpoint, may_be_torch_save, read_yaml, require_file
+from ..layout import CONCATENATED, OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET
+from ..options import STACKS, Options, Reasons, flatten_options
+from ..rename import Rule, expand_layers, expand_table, find_first, select_weights
+from ..segmentation import add_tokenizers
+from ..toolkit import Description, explain_penalty, register_reader
+from ..vocabulary import SIDES, Vocabulary, read_both_sides, read_token_ids
 
-FILES = ["params.best", "params.*"]
 EPSILON = 1e-6
 ACTIVATIONS = {"relu": "relu", "swish1": "silu", "gelu": "gelu"}
 OFF = (
@@ -34,12 +32,12 @@ SUPPORTED: dict[str, tuple] = {
 }
 SIZES = (
     "config_encoder.model_size",
-    "config_{stack}.num_layers",
-    "config_{stack}.attention_heads",
-    "config_{stack}.feed_forward_num_hidden",
+    "config_{encoder,decoder}.num_layers",
+    "config_{encoder,decoder}.attention_heads",
+    "config_{encoder,decoder}.feed_forward_num_hidden",
 )
 DROPOUT = [f"config_encoder.dropout_{place}" for place in ("prepost", "attention", "act")]
-# Operations before and after a sub-layer, see `Options.norm_position`; `r` is the residual.
+# Operations before and after a sub-layer, see `Options.read_norm_position`; `r` is the residual.
 NORM_POSITIONS = {("n", "r"): "pre", ("", "rn"): "post"}
 SPECIAL_TOKENS = {"pad": ["<pad>"], "unknown": ["<unk>"], "bos": ["<s>"], "eos": ["</s>"]}
 
@@ -50,7 +48,7 @@ SUBLAYERS = {
 }
 
 
-def layers(config: Mapping[str, Any]) -> list[Rule]:
+def make_layer_rules(config: Mapping[str, Any]) -> list[Rule]:
     """Return the rules of the layers, after `split_projections`, and of the final norms of pre-norm models."""
     position = config["norm_position"]
     names = {}
@@ -62,25 +60,27 @@ def layers(config: Mapping[str, Any]) -> list[Rule]:
         for theirs, ours in sublayers.items():
             names[stack][f"{theirs}.ff_{{q,k,v,out}}.weight"] = f"{ours}.{{q,k,v,out}}_proj.weight"
             names[stack][f"{position}_{theirs}.layer_norm.{{weight,bias}}"] = f"{ours}_norm.{{weight,bias}}"
-    return stack_rules(config, "{stack}.layers.{n}.", names, "{stack}.final_process.layer_norm.{weight,bias}")
+    final_norm = "{encoder,decoder}.final_process.layer_norm.{weight,bias}"
+    return expand_layers(config, "{encoder,decoder}.layers.#.", names, final_norm)
 
 
 def recognise(path: Path) -> bool:
     return path.name.startswith("params.") and may_be_torch_save(path)
 
 
+@register_reader("sockeye", ["params.best", "params.*"], packages=["sockeye"], recognise_file=recognise)
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a params.* file and the `config` next to it."""
-    file = required_file(path.parent, "config", remedy="; copy it from the training run: it has the number of heads")
-    options = Options(flattened(read_yaml(file, ConfigLoader)), reasons, "{}: {}")
-    config = options.sizes(SIZES)
+    file = require_file(path.parent, "config", remedy="; copy it from the training run: it has the number of heads")
+    options = Options(flatten_options(read_yaml(file, ConfigLoader)), reasons)
+    config = options.read_sizes(SIZES)
     config["norm_position"] = check_options(options, config["d_model"], reasons)
     reasons.raise_if_any()
 
-    tensors = checked_tensors(load_checkpoint(path), reasons, r"traced_.*")
+    tensors = select_weights(load_checkpoint(path), reasons, r"traced_.*")
     for stack in STACKS:
         split_projections(tensors, stack, config["d_model"], config[f"{stack}_attention_heads"])
-    config |= options.rates(0.0, *DROPOUT) | {
+    config |= options.read_rates(0.0, *DROPOUT) | {
         "activation_function": ACTIVATIONS[options.get("config_encoder.act_type", "relu")],
         "layer_norm_eps": EPSILON,
     }
@@ -88,14 +88,14 @@ def read(path: Path, reasons: Reasons) -> Description:
     if "softmax" in str(options.get("weight_tying_type")):
         outputs.append("embedding_target.embedding.weight")
     rules = [
-        *rules_of({"embedding_source.embedding.weight": SOURCE, "embedding_target.embedding.weight": TARGET}),
-        Rule(first_present(tensors, *outputs), OUTPUT),
+        *expand_table({"embedding_source.embedding.weight": SOURCE, "embedding_target.embedding.weight": TARGET}),
+        Rule(find_first(tensors, *outputs), OUTPUT),
         Rule("output_layer.bias", OUTPUT_BIAS),
-        *layers(config),
+        *make_layer_rules(config),
     ]
     if options["config_encoder.positional_embedding_type"] == "learned":
-        rules += rules_of({"{encoder,decoder}.pos_embedding.weight": POSITIONS})
-    note = penalty_note("Sockeye", "log P / ((beta + L) / (beta + 1))^alpha, by default with beta 0 and alpha 1")
+        rules += expand_table({"{encoder,decoder}.pos_embedding.weight": POSITIONS})
+    note = explain_penalty("Sockeye", "log P / ((beta + L) / (beta + 1))^alpha, by default with beta 0 and alpha 1")
     vocabulary = read_vocabulary(path.parent)
     return Description(tensors, rules, config, vocabulary, CONCATENATED, notes=[note], files=[file])
 
@@ -113,14 +113,14 @@ def check_options(options: Options, d_model: int, reasons: Reasons) -> str | Non
     options.require(SUPPORTED, OFF)
     for name in ("model_size", "act_type", "positional_embedding_type"):
         options.require_equal(f"config_encoder.{name}", f"config_decoder.{name}")
-    encoder = options.norm_position("config_encoder.{preprocess,postprocess}_sequence", NORM_POSITIONS)
-    decoder = options.norm_position("config_decoder.{preprocess,postprocess}_sequence", NORM_POSITIONS)
+    encoder = options.read_norm_position("config_encoder.{preprocess,postprocess}_sequence", NORM_POSITIONS)
+    decoder = options.read_norm_position("config_decoder.{preprocess,postprocess}_sequence", NORM_POSITIONS)
     if encoder != decoder:
-        reasons.unsupported("encoder and decoder have different norm positions")
+        reasons.add_setting("encoder and decoder have different norm positions")
     for side in SIDES:
         part = f"config_embed_{side}"
         if options.get(f"{part}.num_factors", 1) != 1 or options.get(f"{part}.factor_configs"):
-            reasons.unsupported(f"{part} has {side} factors")
+            reasons.add_setting(f"{part} has {side} factors")
         options.require_equal(f"{part}.num_embed", "config_encoder.model_size", missing=d_model)
     return encoder
 
@@ -133,8 +133,8 @@ def split_projections(tensors: dict[str, Tensor], stack: str, d_model: int, head
     for name in [name for name in tensors if name.startswith(stack)]:
         module, _, last = name.rpartition(".ff_")
         if last == "in.weight":
-            joined = tensors.pop(name)
-            tensors[f"{module}.ff_q.weight"], keys_values = joined[:d_model], joined[d_model:]
+            matrix = tensors.pop(name)
+            tensors[f"{module}.ff_q.weight"], keys_values = matrix[:d_model], matrix[d_model:]
         elif last == "kv.weight":
             keys_values = tensors.pop(name)
         else:
@@ -146,7 +146,5 @@ def split_projections(tensors: dict[str, Tensor], stack: str, d_model: int, head
 
 def read_vocabulary(folder: Path) -> Vocabulary:
     """Read vocab.src.0.json and vocab.trg.0.json."""
-    files = [required_file(folder, f"vocab.{side}.0.json") for side in ("src", "trg")]
-    source, target = (read_token_ids(file) for file in files)
-    ids = common_ids(source, target, SPECIAL_TOKENS, f"{files[0].name} and {files[1].name}")
-    return with_tokenizers(Vocabulary(source, target, start=ids["bos"], files=files, **ids), folder)
+    files = [require_file(folder, f"vocab.{side}.0.json") for side in ("src", "trg")]
+    return add_tokenizers(read_both_sides(files, read_token_ids, SPECIAL_TOKENS), folder)

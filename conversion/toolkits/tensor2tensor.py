@@ -11,21 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 
 from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.lines import read_lines
 
-from ..checkpoint_files import required_file
-from ..description import OUTPUT, SOURCE, TARGET, Description, embedding_rows
-from ..layout import POSITIONS, TENSOR2TENSOR
-from ..options import Options
-from ..reasons import Reasons
-from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, stack_rules
-from ..subwords import read_subwords, subword_tokenizer
-from ..tensorflow_bundle import TYPES, Bundle
-from ..vocabulary import SIDES, Vocabulary, numbered_tokens, unused_name
+from ..checkpoint_files import require_file
+from ..layout import OUTPUT, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR
+from ..options import STACKS, Options, Reasons
+from ..protobuf import TYPES, Bundle
+from ..rename import Rule, expand_layers, expand_table, find_first, select_weights
+from ..toolkit import Description, count_embeddings, register_reader
+from ..vocabulary import SIDES, Vocabulary, find_unused_name, number_tokens
 
-FILES = ["*.index"]
 TARGET_SPACE = 0  # SpaceID.GENERIC, the default of text problems
 
 OFF = (
@@ -42,8 +41,8 @@ SUPPORTED: dict[str, tuple] = {
     "prepend_mode": ("none",),
     "scheduled_sampling_method": ("parallel", "sequential"),
 }
-SIZES = ("hidden_size", "num_{stack}_layers", "num_heads", "filter_size")
-# Operations before and after a sub-layer, see `Options.norm_position`.
+SIZES = ("hidden_size", "num_{encoder,decoder}_layers", "num_heads", "filter_size")
+# Operations before and after a sub-layer, see `Options.read_norm_position`.
 NORM_POSITIONS = {("none", "an"): "post", ("n", "a"): "pre"}
 # Variables of the trainer.
 IGNORED = (
@@ -66,55 +65,59 @@ PROJECTIONS = {
 }
 NORMS = {"self_attention": "self_attn_norm", "encdec_attention": "cross_attn_norm", "ffn": "feed_forward_norm"}
 
+WORD, OTHER = r"[\p{L}\p{N}]", r"[^\p{L}\p{N}\x{E000}]"
+BOUNDARY, BACKSLASH = "\ue000", "\ue001"  # private use characters, which texts do not contain
 
-def layers(config: dict[str, Any]) -> list[Rule]:
+# Each character outside the alphabet needs a rule, so there are rules only for European scripts and punctuation.
+ESCAPED_AS_NUMBERS = (range(0x00, 0x250), range(0x370, 0x530), range(0x2010, 0x2060), range(0x20A0, 0x20C0))
+
+
+def make_layer_rules(config: dict[str, Any]) -> list[Rule]:
     """Return the rules of the layers and of the final norms of pre-norm models."""
     pre = config["norm_position"] == "pre"
     norm = f"layer_{'prepostprocess' if pre else 'postprocess'}/layer_norm/layer_norm_{{scale,bias}}"
     norms = {f"{theirs}/{norm}": f"{ours}.{{weight,bias}}" for theirs, ours in NORMS.items()}
-    return stack_rules(config, "{stack}/layer_{n}/", PROJECTIONS | norms, f"{{stack}}/{norm}", transposed=True)
+    layers = dict.fromkeys(STACKS, PROJECTIONS | norms)
+    return expand_layers(config, "{encoder,decoder}/layer_#/", layers, f"{{encoder,decoder}}/{norm}", transposed=True)
 
 
-def recognise(path: Path) -> bool:
-    return path.suffix == ".index"
-
-
+@register_reader("tensor2tensor", ["*.index"], recognise_file=lambda path: path.suffix == ".index")
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a checkpoint's .index and the hparams.json next to it."""
     bundle = Bundle(path)
-    options = Options(read_hparams(path.parent), reasons, "hparams.{} is {}")
+    options = Options(read_hparams(path.parent), reasons)
     options.require(SUPPORTED, OFF)
     for stack in STACKS:
         options[f"num_{stack}_layers"] = options.get(f"num_{stack}_layers") or options.get("num_hidden_layers")
-    config = options.sizes(SIZES)
+    config = options.read_sizes(SIZES)
     options.setdefault("layer_preprocess_sequence", "none")
     options.setdefault("layer_postprocess_sequence", "dan")
-    config["norm_position"] = options.norm_position("layer_{preprocess,postprocess}_sequence", NORM_POSITIONS)
+    config["norm_position"] = options.read_norm_position("layer_{preprocess,postprocess}_sequence", NORM_POSITIONS)
     names = [name for name in bundle.entries if not any(re.fullmatch(pattern, name) for pattern in IGNORED)]
     for name in names:
         if bundle.entries[name].dtype not in TYPES:
-            reasons.unsupported(f"variable {name} has TensorFlow's type {bundle.entries[name].dtype}")
+            reasons.add_setting(f"variable {name} has TensorFlow's type {bundle.entries[name].dtype}")
     reasons.raise_if_any()
 
     body = next((name.removesuffix(FIRST_QUERY) for name in names if name.endswith(FIRST_QUERY)), None)
     if body is None:
         raise InputError(f"{path} contains no Transformer: there is no variable .../{FIRST_QUERY}")
-    weights = {name.removeprefix(body): torch.from_numpy(bundle.tensor(name)) for name in names}
-    tensors = checked_tensors(weights, reasons)
+    weights = {name.removeprefix(body): torch.from_numpy(bundle.read_tensor(name)) for name in names}
+    tensors = select_weights(weights, reasons)
     join_embeddings(tensors, config["d_model"], reasons)
     separate_embeddings(tensors)
     options.setdefault("layer_prepostprocess_dropout", 0.1)
-    config |= options.rates(0.0, "layer_prepostprocess_dropout", "attention_dropout", "relu_dropout")
+    config |= options.read_rates(0.0, "layer_prepostprocess_dropout", "attention_dropout", "relu_dropout")
     config["layer_norm_eps"] = float(options.get("norm_epsilon", 1e-6))
     for field, name in (("d_k", "attention_key_channels"), ("d_v", "attention_value_channels")):
         channels = options.get(name) or config["d_model"]  # of all heads; 0 is the default
         config[field] = None if channels == config["d_model"] else channels // options["num_heads"]
-    rules = rules_of(EMBEDDINGS) + layers(config)
+    rules = expand_table(EMBEDDINGS) + make_layer_rules(config)
     if options.get("pos") == "emb":  # Table 3 (E)
-        rules += rules_of({"{inputs,targets}_positional_embedding": POSITIONS})
+        rules += expand_table({"{inputs,targets}_positional_embedding": POSITIONS})
     scaled = bool(options.get("multiply_embedding_mode", "sqrt_depth"))
     notes = add_target_space(tensors, config["d_model"] ** 0.5 if scaled else 1.0)
-    vocabulary = read_vocabulary(path.parent, embedding_rows(tensors, rules))
+    vocabulary = read_vocabulary(path.parent, count_embeddings(tensors, rules))
     unscaled = () if scaled else (SOURCE, TARGET)
     files = [path.with_name("hparams.json")]
     return Description(tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=notes, files=files)
@@ -122,7 +125,7 @@ def read(path: Path, reasons: Reasons) -> Description:
 
 def read_hparams(folder: Path) -> dict[str, Any]:
     """Read hparams.json. Raises InputError if it is missing, BrokenFileError if it is damaged."""
-    file = required_file(
+    file = require_file(
         folder, "hparams.json", remedy="; copy it from the training run: no variable records the number of heads"
     )
     try:
@@ -139,14 +142,14 @@ def join_embeddings(tensors: dict[str, Tensor], d_model: int, reasons: Reasons) 
         shards.setdefault(match[1], {})[int(match[2])] = tensors.pop(match[0])
     for kind, by_number in shards.items():
         if sorted(by_number) != list(range(len(by_number))) or any(t.shape[-1] != d_model for t in by_number.values()):
-            reasons.broken(f"the shards weights_0 to weights_{max(by_number)} of {kind} are not complete")
+            reasons.add_fault(f"the shards weights_0 to weights_{max(by_number)} of {kind} are not complete")
         else:
             tensors[kind] = torch.cat([by_number[number] for number in range(len(by_number))])
 
 
 def separate_embeddings(tensors: dict[str, Tensor]) -> None:
     """Give the source, the target and the output a matrix each, which may be the same tensor."""
-    names = {kind: first_present(tensors, kind, *others) for kind, others in SHARED_AS.items()}
+    names = {kind: find_first(tensors, kind, *others) for kind, others in SHARED_AS.items()}
     matrices = {kind: tensors[name] for kind, name in names.items() if name in tensors}
     for name in names.values():
         tensors.pop(name, None)
@@ -170,15 +173,75 @@ def read_vocabulary(folder: Path, rows: list[int]) -> Vocabulary:
     chosen = [max((size for size in by_size if size <= count), default=0) for count in rows]
     if not all(chosen) or (len(files) > 1 and chosen[0] == chosen[1] and rows[0] != rows[1]):
         why = "no vocab.*.subwords has the right size. Ids are tensor2tensor's"
-        return numbered_tokens(["<pad>_", "<EOS>_"], rows, why, pad=0, eos=1, unknown=None)
+        return number_tokens(["<pad>_", "<EOS>_"], rows, why, pad=0, eos=1, unknown=None)
     sides = []
     for size, count in zip(chosen, rows, strict=True):
         pieces = list(by_size[size][1])
         while len(pieces) < count:
-            pieces.append(unused_name(f"<unused{len(pieces)}>", pieces))
+            pieces.append(find_unused_name(f"<unused{len(pieces)}>", pieces))
         sides.append(pieces)
     files = list(dict.fromkeys(by_size[size][0] for size in chosen))
     vocabulary = Vocabulary(sides[0], sides[1], pad=0, eos=1, unknown=None, files=files)
     for side in SIDES:
-        vocabulary.tokenizers[side] = subword_tokenizer(vocabulary, side)
+        vocabulary.tokenizers[side] = build_subword_tokenizer(vocabulary, side)
     return vocabulary
+
+
+def read_subwords(path: Path) -> list[str]:
+    """Read the pieces by id. Each line is a piece in quotes."""
+    pieces = []
+    for number, line in enumerate(read_lines(path), start=1):
+        line = line.strip()
+        if len(line) < 2 or line[0] != line[-1] or line[0] not in "'\"":
+            raise BrokenFileError(f"{path} line {number}: {line!r} is not a piece in quotes")
+        pieces.append(line[1:-1])
+    return pieces
+
+
+def build_subword_tokenizer(vocabulary: Vocabulary, side: str) -> Tokenizer:
+    """Return the tokenizer of one side, with the ids of the vocabulary's file.
+
+    Text is split between alphanumeric and other characters, and a single space between two words is dropped. Every
+    token gets a final `_` and is split, from the left, into the longest pieces of the vocabulary. Characters outside
+    the alphabet are written as `\\number;`.
+    """
+    pieces = vocabulary.tokens(side)
+    alphabet = {letter for piece in pieces for letter in piece}
+    numbers = [
+        (chr(code), rf"\{code};")
+        for block in ESCAPED_AS_NUMBERS
+        for code in block
+        if chr(code) not in alphabet and (chr(code).isprintable() or code < 0x20)
+    ]
+    tokenizer = Tokenizer(
+        models.WordPiece(
+            vocabulary.ids(side),
+            unk_token=vocabulary.special_tokens(side)["pad_token"],
+            continuing_subword_prefix="",
+            max_input_chars_per_word=1_000_000,
+        )
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            normalizers.Replace(Regex(f"(?<={WORD}) (?={WORD})"), BOUNDARY),
+            normalizers.Replace(Regex(f"(?<={WORD})(?={OTHER})|(?<={OTHER})(?={WORD})"), BOUNDARY),
+            normalizers.Replace("\\", "\\\\"),
+            normalizers.Replace("_", "\\u"),
+            *(normalizers.Replace(letter, number) for letter, number in numbers),
+            normalizers.Replace(BOUNDARY, "_" + BOUNDARY),
+            normalizers.Replace(Regex(r"(?<=[\s\S])\z"), "_"),
+        ]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(BOUNDARY, "removed")
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Fuse(),
+            decoders.Replace("\\\\", BACKSLASH),
+            *(decoders.Replace(number, letter) for letter, number in numbers),
+            decoders.Replace(Regex(rf"(?<={WORD})(?<!\\u)_(?={WORD})"), " "),  # a literal `_` is not part of a word
+            decoders.Replace("_", ""),
+            decoders.Replace("\\u", "_"),
+            decoders.Replace(BACKSLASH, "\\"),
+        ]
+    )
+    return vocabulary.add_post_processor(tokenizer, side)

@@ -13,21 +13,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.model_folder import read_json_object
 
-from ..checkpoint_files import load_checkpoint, required_file
-from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, Forward
-from ..layout import CONCATENATED, DECODER_POSITIONS, ENCODER_POSITIONS, PAPER, TENSOR2TENSOR
-from ..options import Options
-from ..reasons import Reasons
-from ..rename import STACKS, Rule, checked_tensors, split_in_proj, stack_rules, stack_sizes
-from ..segmentation import with_tokenizers
-from ..vocabulary import TEXT, Vocabulary, common_ids
+from ..checkpoint_files import load_checkpoint, require_file
+from ..layout import (
+    CONCATENATED,
+    DECODER_POSITIONS,
+    ENCODER_POSITIONS,
+    OUTPUT,
+    OUTPUT_BIAS,
+    PAPER,
+    SOURCE,
+    TARGET,
+    TENSOR2TENSOR,
+)
+from ..options import STACKS, Options, Reasons
+from ..rename import Rule, expand_layers, infer_sizes, select_weights, split_in_proj
+from ..segmentation import add_tokenizers
+from ..toolkit import Description, register_reader
+from ..vocabulary import TEXT, Vocabulary, read_both_sides
 
-FILES = ["*.pt*"]  # .pt or .pth; neither is preferred
 FIRST_WEIGHT = "encoder.layers.0.self_attn.in_proj_weight"
+FIRST_CROSS_ATTENTION = "decoder.layers.0.multihead_attn.in_proj_weight"  # old fairseq has another name
 SOURCE_NAME = re.compile(r"(src|source|enc|input|in_).*emb|emb.*(src|source|enc)|^src")
 TARGET_NAME = re.compile(r"(tgt|trg|target|dec|output).*emb|emb.*(tgt|trg|target|dec)|^tgt|^trg")
 SCALE_ASSUMED = (
@@ -66,11 +74,11 @@ LAYERS = {
 }
 
 
-def recognise_content(content: dict) -> bool:
-    return any(isinstance(name, str) and name.endswith(FIRST_WEIGHT) for name in state_dict_of(content))
+def recognise(content: dict[str, Any]) -> bool:
+    return any(isinstance(name, str) and name.endswith(FIRST_CROSS_ATTENTION) for name in find_state_dict(content))
 
 
-def state_dict_of(checkpoint: dict) -> dict:
+def find_state_dict(checkpoint: dict) -> dict:
     """Return the state_dict, which is the checkpoint itself or has one of the usual names in it."""
     for name in ("state_dict", "model_state_dict", "model"):
         if isinstance(checkpoint.get(name), dict):
@@ -78,48 +86,47 @@ def state_dict_of(checkpoint: dict) -> dict:
     return checkpoint
 
 
-def without_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
+def remove_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
     """Remove the prefix of nn.Transformer's tensors; those of other modules keep their names."""
     prefix = next(name for name in weights if name.endswith(FIRST_WEIGHT)).removesuffix(FIRST_WEIGHT)
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
 
 
+@register_reader("torch-nn-transformer", ["*.pt*"], packages=["__main__"], recognise_content=recognise)
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a state_dict and the config.json next to it."""
     checkpoint = load_checkpoint(path)
     remedy = '; write one with {"nhead": ...}: no tensor records the number of heads'
-    file = required_file(path.parent, "config.json", remedy=remedy)
+    file = require_file(path.parent, "config.json", remedy=remedy)
     options = Options(read_json_object(file), reasons)
     options.require(SUPPORTED)
-    tensors = checked_tensors(without_prefix(state_dict_of(checkpoint)), reasons)
+    tensors = select_weights(remove_prefix(find_state_dict(checkpoint)), reasons)
     config: dict[str, Any] = {"d_model": tensors[FIRST_WEIGHT].shape[1]}
     options.require({"d_model": (config["d_model"],)})
     options.setdefault("nhead", options.get("num_heads"))
-    if options["nhead"] is None:
-        raise InputError(f"{file} lacks nhead; add it: no tensor records the number of heads")
-    config |= options.heads("nhead", config["d_model"])
+    config |= options.read_heads("nhead", config["d_model"])
     reasons.raise_if_any()
 
     split_in_proj(tensors)
-    config |= options.rates(0.1, "dropout") | {
+    config |= options.read_rates(0.1, "dropout") | {
         "activation_function": options.get("activation", "relu"),
         "norm_position": "pre" if options.get("norm_first") else "post",
         "layer_norm_eps": float(options.get("layer_norm_eps", 1e-5)),
     }
-    config |= stack_sizes(tensors, "linear1.weight")
+    config |= infer_sizes(tensors, "linear1.weight")
     config |= {f"{stack}_final_norm": f"{stack}.norm.weight" in tensors for stack in STACKS}
-    rules = stack_rules(config, "{stack}.layers.{n}.", LAYERS, "{stack}.norm.{weight,bias}")
+    rules = expand_layers(config, "{encoder,decoder}.layers.#.", LAYERS, "{encoder,decoder}.norm.{weight,bias}")
     bias = "encoder.layers.0.linear1.bias" in tensors
     rules = [rule for rule in rules if bias or not rule.ours.endswith("bias")]
     inside = {rule.theirs for rule in rules}
     outer = {name: tensor for name, tensor in tensors.items() if name not in inside}
-    tables = position_tables(outer, config["d_model"])
+    tables = find_position_tables(outer, config["d_model"])
     tensors |= tables
-    rules += embeddings({name: tensor for name, tensor in outer.items() if name not in tables}, reasons)
+    rules += make_embedding_rules({name: tensor for name, tensor in outer.items() if name not in tables}, reasons)
     matching = (form for form in SINUSOIDS if all(form.match(table, config["d_model"]) for table in tables.values()))
     sinusoids = next(matching, None)
     if sinusoids is None:
-        rules += learned_positions(list(tables), reasons)
+        rules += make_position_rules(list(tables), reasons)
     reasons.raise_if_any()
     assumptions = [] if "scale_embeddings" in options else [SCALE_ASSUMED]
     assumptions += [] if tables else [POSITIONS_ASSUMED]
@@ -132,7 +139,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         unscaled=() if options.get("scale_embeddings", True) else (SOURCE, TARGET),
         assumptions=assumptions,
         files=[file],
-        reference=reference,
+        reference=compute_logits,
     )
 
 
@@ -140,18 +147,14 @@ def read_word_lists(folder: Path) -> Vocabulary:
     """Read vocab.src.txt and vocab.tgt.txt, or vocab.txt for both; sources begin with bos and end with eos."""
     remedy = "; write one token per line in the order of the ids, special tokens with their usual names"
     files = [
-        required_file(
-            folder, f"vocab.{side}.txt", f"vocab.{other}.txt", f"{side}_vocab.txt", "vocab.txt", remedy=remedy
-        )
+        require_file(folder, f"vocab.{side}.txt", f"vocab.{other}.txt", f"{side}_vocab.txt", "vocab.txt", remedy=remedy)
         for side, other in (("src", "source"), ("tgt", "trg"))
     ]
-    source, target = (list(read_lines(file)) for file in files)
-    ids = common_ids(source, target, SPECIAL_TOKENS, " and ".join(file.name for file in files))
-    vocabulary = Vocabulary(source, target, start=ids["bos"], source_template=SOURCE_TEMPLATE, files=files, **ids)
-    return with_tokenizers(vocabulary, folder)
+    vocabulary = read_both_sides(files, read_lines, SPECIAL_TOKENS, source_template=SOURCE_TEMPLATE)
+    return add_tokenizers(vocabulary, folder)
 
 
-def position_tables(outer: Mapping[str, Tensor], d_model: int) -> dict[str, Tensor]:
+def find_position_tables(outer: Mapping[str, Tensor], d_model: int) -> dict[str, Tensor]:
     """Return the tables of positions among the tensors outside nn.Transformer, as (length, d_model)."""
     return {
         name: tensor.reshape(-1, d_model)
@@ -160,15 +163,15 @@ def position_tables(outer: Mapping[str, Tensor], d_model: int) -> dict[str, Tens
     }
 
 
-def learned_positions(tables: list[str], reasons: Reasons) -> list[Rule]:
+def make_position_rules(tables: list[str], reasons: Reasons) -> list[Rule]:
     """Return the rules for learned tables: one for both stacks, or one for the source and one for the target."""
     if len(tables) > 2:
-        reasons.unsupported(f"more than two tables of positions: {', '.join(tables)}")
+        reasons.add_setting(f"more than two tables of positions: {', '.join(tables)}")
     by_side = sorted(tables, key=lambda name: bool(TARGET_NAME.search(name.lower())))
     return [Rule(by_side[0], ENCODER_POSITIONS), Rule(by_side[-1], DECODER_POSITIONS)]
 
 
-def embeddings(tensors: Mapping[str, Tensor], reasons: Reasons) -> list[Rule]:
+def make_embedding_rules(tensors: Mapping[str, Tensor], reasons: Reasons) -> list[Rule]:
     """Return the rules for the embeddings and the output layer, which are told apart by their names.
 
     tensors: those outside nn.Transformer that are not positions
@@ -179,7 +182,7 @@ def embeddings(tensors: Mapping[str, Tensor], reasons: Reasons) -> list[Rule]:
     source = [name for name in tables if SOURCE_NAME.search(name.lower())] or tables
     target = [name for name in tables if TARGET_NAME.search(name.lower())] or tables
     if len(source) != 1 or len(target) != 1 or len(outputs) > 1:
-        reasons.unsupported(
+        reasons.add_setting(
             f"embeddings {', '.join(tables) or 'none'} and outputs {', '.join(outputs) or 'none'} cannot be told "
             "apart; rename them to src_tok_emb, tgt_tok_emb and generator"
         )
@@ -190,11 +193,11 @@ def embeddings(tensors: Mapping[str, Tensor], reasons: Reasons) -> list[Rule]:
     return [*rules, Rule(bias, OUTPUT_BIAS)] if bias in tensors else rules
 
 
-def reference(description: Description) -> Forward:
-    """Build nn.Transformer from the file's tensors, with the embeddings, positions and output that `read` found."""
+def compute_logits(path: Path, description: Description, source: Tensor, target: Tensor) -> Tensor:
+    """Run nn.Transformer with the file's tensors, and the embeddings, positions and output that `read` found."""
     config, tensors = description.config, description.tensors
     ours = {rule.ours: tensors[rule.theirs].float() for rule in description.rules if rule.theirs in tensors}
-    weights = without_prefix(state_dict_of(load_checkpoint(description.path)))
+    weights = remove_prefix(find_state_dict(load_checkpoint(path)))
     with torch.device("meta"):
         module = nn.Transformer(
             d_model=config["d_model"],
@@ -215,13 +218,13 @@ def reference(description: Description) -> Forward:
     module.float().eval()
     table = description.sinusoids.table(TABLE_ROWS, config["d_model"]).float()
 
-    def embedded(ids: Tensor, embedding: str, positions: str) -> Tensor:
+    def embed(ids: Tensor, embedding: str, positions: str) -> Tensor:
         scale = 1.0 if embedding in description.unscaled else config["d_model"] ** 0.5
         return ours[embedding][ids] * scale + ours.get(positions, table)[: ids.shape[1]]
 
-    def forward(ids: Tensor, target: Tensor) -> Tensor:
-        source, target = embedded(ids, SOURCE, ENCODER_POSITIONS), embedded(target, TARGET, DECODER_POSITIONS)
-        states = module(source, target, tgt_mask=nn.Transformer.generate_square_subsequent_mask(target.shape[1]))
-        return states @ ours[OUTPUT].T + ours.get(OUTPUT_BIAS, torch.zeros(()))
-
-    return forward
+    states = module(
+        embed(source, SOURCE, ENCODER_POSITIONS),
+        embed(target, TARGET, DECODER_POSITIONS),
+        tgt_mask=nn.Transformer.generate_square_subsequent_mask(target.shape[1]),
+    )
+    return states @ ours[OUTPUT].T + ours.get(OUTPUT_BIAS, torch.zeros(()))

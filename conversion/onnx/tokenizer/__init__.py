@@ -1,8 +1,67 @@
-"""The tokenizer as ONNX operators, for files that translate strings. In reading order:
+"""Build model_text.onnx: the single graph with its tokenizer as ONNX operators, from strings to strings.
 
-bpe.py      read tokenizer.json
-encode.py   texts -> token ids;  ops.py: operations on flat tensors;  tables.py: tables of characters and merges
+    text, num_beams, length_penalty, early_stopping, extra_length, max_new_tokens, min_new_tokens
+    -> translations, scores
+
+It needs ONNX Runtime and no other file. Two operators are ONNX Runtime extensions, not standard ones (see encode.py),
+so it does not replace `model.onnx`.
+
+bpe.py      read tokenizer.json;  tables of characters and merges
+encode.py   texts -> token ids
 decode.py   token ids -> texts
-join.py     join both to the single graph: model_text.onnx
-verify.py   compare this file with model.onnx and the tokenizers library
 """
+
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE, target_vocab_size
+from vaswani_transformer.search_vaswani_transformer import SearchSettings
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
+
+from ..graph_builder import GraphBuilder
+from .bpe import ByteLevelBPE
+from .decode import decode_texts
+from .encode import encode_texts
+
+FIXED_INPUT = "num_return_sequences"  # a constant here: 1
+
+
+def load_byte_level_bpe(folder: Path, model: Model) -> ByteLevelBPE:
+    """Read the tokenizer of a model folder. Raises InputError naming what the operators do not support."""
+    if (folder / TARGET_TOKENIZER).is_dir() or target_vocab_size(model.config) != model.config.vocab_size:
+        raise InputError(f"{folder}: --text needs one vocabulary for both languages; this model has two")
+    if not (folder / "tokenizer.json").exists():
+        raise InputError(f"{folder / 'tokenizer.json'}: no such file; --text builds it into the graph")
+    return ByteLevelBPE.read(folder)
+
+
+def add_tokenizer(graph: ModelProto, bpe: ByteLevelBPE, model: Model) -> ModelProto:
+    """Add the tokenizer to the single graph in place, so that its input and output are strings."""
+    search = graph.graph
+    for node in search.node:  # free the name "scores" for the new output
+        for values in (node.input, node.output):
+            values[:] = ["search.scores" if name == "scores" else name for name in values]
+    before, after = GraphBuilder("text."), GraphBuilder("translation.")
+    ids, mask, is_blank = encode_texts(before, "text", bpe, cast(int, model.config.pad_token_id))
+    before.Identity(ids, name="input_ids")
+    before.Identity(mask, name="attention_mask")
+    sequences, scores = (after.Gather(name, 0, axis=1) for name in ("sequences", "search.scores"))
+    texts = decode_texts(after, sequences, bpe, model.config.vocab_size)
+    # As in Translator, the translation is empty for a blank text, and for a text without any hypothesis.
+    has_translation = after.And(after.Greater(scores, np.float32(VALID_ABOVE)), after.Not(is_blank))
+    after.Where(has_translation, texts, b"", name="translations")
+    after.Where(has_translation, scores, np.float32(0), name="scores")
+    settings = [value for value in search.input if value.name in vars(SearchSettings()) and value.name != FIXED_INPUT]
+    tensors = [tensor for tensor in search.initializer if tensor.name != FIXED_INPUT]
+    tensors += [numpy_helper.from_array(np.array(1), FIXED_INPUT), *before.own_initializers, *after.own_initializers]
+    types = {"text": TensorProto.STRING, "translations": TensorProto.STRING, "scores": TensorProto.FLOAT}
+    text, *outputs = (helper.make_tensor_value_info(name, type, ["batch"]) for name, type in types.items())
+    nodes = [*before.nodes, *search.node, *after.nodes]
+    search.CopyFrom(helper.make_graph(nodes, "translation of texts", [text, *settings], outputs, tensors))
+    graph.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return graph

@@ -1,22 +1,33 @@
-"""Read a byte-level BPE as `vaswani-transformer tokenizer` trains it, and refuse other tokenizers.
+"""A byte-level BPE as `vaswani-transformer tokenizer` trains it, and the tables that its operators need.
 
-Fields are checked one by one, not compared with the JSON of an untrained tokenizer: converted tokenizers spell a
-missing suffix as "" or null, leave out defaults, and may have options without effect.
+Other tokenizers are refused. Fields are checked one by one, not compared with the JSON of an untrained tokenizer:
+converted tokenizers spell a missing suffix as "" or null, leave out defaults, and may have options without effect.
+
+The properties of characters come from the tokenizers library at export, so that the graph classifies characters as it
+does.
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+from tokenizers import Regex, normalizers, pre_tokenizers
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
 
+END_OF_TEXT = b"\n"  # appended to each text
 SPELLING = bytes_to_unicode()  # byte -> the character that stands for it in byte-level BPE
 # Fields of tokenizer.json's model that the operators do not support.
 NOT_SUPPORTED = "dropout unk_token continuing_subword_prefix end_of_word_suffix byte_fallback ignore_merges".split()
+UNICODE = 0x110000  # code points
+BLOCK = 256
+OTHER, LETTER, NUMBER, SPACE, SINGLE_DIGIT = range(5)
 
 
 @dataclass(frozen=True)
@@ -32,7 +43,7 @@ class ByteLevelBPE:
     def read(cls, folder: Path) -> "ByteLevelBPE":
         """Read the tokenizer of a folder. Raises InputError naming everything that the operators do not support."""
         content = read_json_object(folder / "tokenizer.json")
-        if found := unsupported(content, read_json_object(folder / "tokenizer_config.json")):
+        if found := list_unsupported(content, read_json_object(folder / "tokenizer_config.json")):
             raise InputError(
                 f"{folder / 'tokenizer.json'}: --text needs a byte-level BPE as `vaswani-transformer tokenizer` trains "
                 f"it; this one has {'; '.join(found)}"
@@ -41,38 +52,38 @@ class ByteLevelBPE:
         return cls(
             content["model"]["vocab"],
             [(left, right) for left, right in merges],
-            end_of(content["post_processor"])[0],
+            find_end(content["post_processor"])[0],
             frozenset(token["id"] for token in content.get("added_tokens", [])),
             content.get("normalizer") is not None,
-            "Digits" in [step["type"] for step in steps_of(content["pre_tokenizer"])],
+            "Digits" in [step["type"] for step in list_steps(content["pre_tokenizer"])],
         )
 
-    def in_order(self) -> bool:
+    def is_in_order(self) -> bool:
         """Return whether no merge needs the product of a later one, as in every trained tokenizer."""
         made = {left + right: rank for rank, (left, right) in enumerate(self.merges)}
         return all(max(made.get(part, -1) for part in pair) < rank for rank, pair in enumerate(self.merges))
 
 
-def unsupported(content: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+def list_unsupported(content: dict[str, Any], settings: dict[str, Any]) -> list[str]:
     """Return the fields of tokenizer.json and tokenizer_config.json that the operators do not support."""
     model, after = content.get("model") or {}, content.get("post_processor") or {}
-    if type_of(model) != "BPE":
-        return [f"model {type_of(model)}"]
+    if read_type(model) != "BPE":
+        return [f"model {read_type(model)}"]
     found = [f"model.{field} {json.dumps(model[field])}" for field in NOT_SUPPORTED if model.get(field)]
     if missing := [byte for byte, spelling in SPELLING.items() if spelling not in model["vocab"]]:
         found.append(f"model.vocab without {len(missing)} of the 256 bytes")
     if content.get("normalizer") not in (None, {"type": "Lowercase"}):
-        found.append(f"normalizer {type_of(content['normalizer'])}")
-    steps = steps_of(content.get("pre_tokenizer") or {})
+        found.append(f"normalizer {read_type(content['normalizer'])}")
+    steps = list_steps(content.get("pre_tokenizer") or {})
     if len(steps) == 2 and steps[0] == {"type": "Digits", "individual_digits": True}:
         steps = steps[1:]
-    is_byte_level = [type_of(step) for step in steps] == ["ByteLevel"]
+    is_byte_level = [read_type(step) for step in steps] == ["ByteLevel"]
     if not is_byte_level or steps[0].get("add_prefix_space") or not steps[0].get("use_regex", True):
         found.append(f"pre_tokenizer {json.dumps(content.get('pre_tokenizer'))}")
-    if type_of(content.get("decoder")) != "ByteLevel":
-        found.append(f"decoder {type_of(content.get('decoder'))}")
-    if type_of(after) != "TemplateProcessing" or len(end_of(after)) != 1:
-        found.append(f"post_processor {type_of(after)} that is not a text followed by one token")
+    if read_type(content.get("decoder")) != "ByteLevel":
+        found.append(f"decoder {read_type(content.get('decoder'))}")
+    if read_type(after) != "TemplateProcessing" or len(find_end(after)) != 1:
+        found.append(f"post_processor {read_type(after)} that is not a text followed by one token")
     if others := [token["content"] for token in content.get("added_tokens", []) if not token["special"]]:
         found.append(f"added_tokens {others} that are not control tokens")
     if not settings.get("split_special_tokens"):
@@ -82,18 +93,104 @@ def unsupported(content: dict[str, Any], settings: dict[str, Any]) -> list[str]:
     return found
 
 
-def type_of(part: Any) -> Any:
+def read_type(part: Any) -> Any:
     return part.get("type") if isinstance(part, dict) else part
 
 
-def steps_of(before: dict[str, Any]) -> list[dict[str, Any]]:
+def list_steps(before: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the steps of a pre_tokenizer, which may be a Sequence."""
-    return before.get("pretokenizers", []) if type_of(before) == "Sequence" else [before]
+    return before.get("pretokenizers", []) if read_type(before) == "Sequence" else [before]
 
 
-def end_of(template: dict[str, Any]) -> list[int]:
+def find_end(template: dict[str, Any]) -> list[int]:
     """Return the ids that follow a text, or none if the template is not a text and one special token."""
     single = template["single"]
     if [list(part) for part in single] != [["Sequence"], ["SpecialToken"]]:
         return []
     return template["special_tokens"][single[1]["SpecialToken"]["id"]]["ids"]
+
+
+# ---- tables -------------------------------------------------------------------------------------------------------
+
+
+@cache
+def classify_characters(split_digits: bool) -> np.ndarray:
+    """Return the class of each character in ByteLevel's expression, (UNICODE,); SINGLE_DIGIT for digits to split."""
+    # Replace each character by a letter for its class.
+    replacements = [(r"\p{L}", "L"), (r"\p{N}", "1"), (r"\s", " "), (r"[^L1 ]", "?")]
+    replace = normalizers.Sequence([normalizers.Replace(Regex(kind), letter) for kind, letter in replacements])
+    class_of = {"?": OTHER, "L": LETTER, "1": NUMBER, " ": SPACE}
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    classes = np.full(UNICODE, OTHER, np.uint8)
+    for first, block in iterate_unicode():
+        classes[first : first + BLOCK] = [class_of[letter] for letter in replace.normalize_str(block)]
+        if split_digits:
+            # With a letter before each character, only digits are pieces that begin at odd positions.
+            pieces = digits.pre_tokenize_str("".join("a" + character for character in block))
+            digit_codes = [first + start // 2 for _, (start, _) in pieces if start % 2]
+            classes[digit_codes] = SINGLE_DIGIT
+    return classes
+
+
+@cache
+def list_lower_case() -> tuple[np.ndarray, np.ndarray]:
+    """Return the distance to the lower-case letter, and a code point after it (U+0130: a dot) or 0, (UNICODE,) each."""
+    distance, second = np.zeros(UNICODE, np.int32), np.zeros(UNICODE, np.int32)
+    for first, block in iterate_unicode():
+        lowered = normalizers.Lowercase().normalize_str("\n".join(block)).split("\n")
+        if first == 0:  # the line feed itself became two empty strings
+            lowered[ord("\n") : ord("\n") + 2] = ["\n"]
+        for code, letters in enumerate(lowered, start=first):
+            assert 1 <= len(letters) <= 2, f"U+{code:04X} has {len(letters)} lower-case letters"
+            distance[code], second[code] = ord(letters[0]) - code, ord(letters[1]) if letters[1:] else 0
+    return distance, second
+
+
+@cache
+def list_spaces() -> np.ndarray:
+    """Return `str.isspace` of each character, (UNICODE,): texts of white space have empty translations."""
+    return np.array([chr(code).isspace() for code in range(UNICODE)], np.uint8)
+
+
+def iterate_unicode() -> Iterator[tuple[int, str]]:
+    """Yield the first code point and the characters of each block, except for surrogates."""
+    for first in range(0, UNICODE, BLOCK):
+        if not 0xD800 <= first < 0xE000:
+            yield first, "".join(map(chr, range(first, first + BLOCK)))
+
+
+class MergeTable(NamedTuple):
+    """The merges of a BPE. The pair of ids (a, b) is at position first[a] + b if the owner of this position is a."""
+
+    first: np.ndarray  # (vocabulary,)
+    owner: np.ndarray  # (positions,); -1 if the position is free
+    rank: np.ndarray  # (positions,)
+    product: np.ndarray  # (merges,), by rank, the id of the merged token
+
+
+def build_merge_table(bpe: ByteLevelBPE) -> MergeTable:
+    """Store the sparse matrix of ranks by row displacement: overlay its rows, fullest first, each at the first offset
+    where it fits."""
+    id_of = bpe.vocabulary
+    size = max(max(id_of.values()), *bpe.control) + 1
+    rank_of = {(id_of[left], id_of[right]): rank for rank, (left, right) in enumerate(bpe.merges)}
+    rows: dict[int, list[int]] = {}
+    for left, right in rank_of:
+        rows.setdefault(left, []).append(right)
+    first = np.zeros(size, np.int32)
+    taken = np.zeros(2 * (len(rank_of) + size), bool)  # doubled if too small
+    for left, rights in sorted(rows.items(), key=lambda row: -len(row[1])):
+        while True:
+            clash = np.zeros(len(taken) - size, bool)
+            for right in rights:
+                clash |= taken[right : right + len(clash)]
+            if not clash.all():
+                break
+            taken = np.concatenate((taken, np.zeros(len(taken), bool)))
+        first[left] = int(clash.argmin())
+        taken[[first[left] + right for right in rights]] = True
+    owner = np.full(int(first.max()) + size, -1, np.int32)
+    rank = np.zeros_like(owner)
+    for (left, right), number in rank_of.items():
+        owner[first[left] + right], rank[first[left] + right] = left, number
+    return MergeTable(first, owner, rank, np.array([id_of[left + right] for left, right in bpe.merges]))

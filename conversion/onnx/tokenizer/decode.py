@@ -9,22 +9,21 @@ from onnx import TensorProto
 
 from vaswani_transformer.attention_maps import BYTE_OF_LETTER
 
-from ..graph_builder import GraphBuilder, tensor_type
-from .bpe import ByteLevelBPE
-from .ops import END_OF_TEXT, TO_THE_END, as_int, in_batch, shifted
+from ..graph_builder import TO_THE_END, GraphBuilder, cast_to_int, pad_rows, shift, tensor_type
+from .bpe import END_OF_TEXT, ByteLevelBPE
 
 REPLACEMENT, DROPPED = 256, 257  # pieces of text besides the 256 bytes: U+FFFD, and nothing
 
 
-def texts_of(op: GraphBuilder, ids: str, bpe: ByteLevelBPE, vocabulary: int) -> str:
+def decode_texts(op: GraphBuilder, ids: str, bpe: ByteLevelBPE, vocabulary: int) -> str:
     """Decode ids (batch, length), all below `vocabulary`. Return strings (batch,) without control tokens."""
-    bytes, rows, is_end = bytes_of(op, ids, bpe, vocabulary)
-    pieces = op.Where(is_end, DROPPED, valid_pieces(op, bytes))
-    by_row, _ = in_batch(op, pieces, rows, op.Shape(ids, end=1), DROPPED)
-    return joined(op, by_row)
+    bytes, rows, is_end = spell_tokens(op, ids, bpe, vocabulary)
+    pieces = op.Where(is_end, DROPPED, replace_invalid_bytes(op, bytes))
+    by_row, _ = pad_rows(op, pieces, rows, op.Shape(ids, end=1), DROPPED)
+    return concatenate_rows(op, by_row)
 
 
-def bytes_of(op: GraphBuilder, ids: str, bpe: ByteLevelBPE, vocabulary: int) -> tuple[str, str, str]:
+def spell_tokens(op: GraphBuilder, ids: str, bpe: ByteLevelBPE, vocabulary: int) -> tuple[str, str, str]:
     """Return the bytes of all tokens, int64 (bytes,), the row of each, and whether it is an end of text."""
     spelled = {id: spelling for spelling, id in bpe.vocabulary.items() if id not in bpe.control}
     tokens = [bytes(BYTE_OF_LETTER[letter] for letter in spelled.get(id, "")) for id in range(vocabulary)] + [
@@ -51,7 +50,7 @@ def bytes_of(op: GraphBuilder, ids: str, bpe: ByteLevelBPE, vocabulary: int) -> 
     return op.Cast(found, to=TensorProto.INT64), op.Gather(rows, token), op.Equal(id, vocabulary)
 
 
-def valid_pieces(op: GraphBuilder, bytes: str) -> str:
+def replace_invalid_bytes(op: GraphBuilder, bytes: str) -> str:
     """Replace the bytes of invalid characters by REPLACEMENT or DROPPED, and keep the others.
 
     As in tokenizers' ByteLevel decoder, one U+FFFD replaces the longest beginning of a character (The Unicode Standard,
@@ -62,7 +61,7 @@ def valid_pieces(op: GraphBuilder, bytes: str) -> str:
     lowest[0xE0], highest[0xED], lowest[0xF0], highest[0xF4] = 0xA0, 0x9F, 0x90, 0x8F
     begins = np.ones(256, bool)
     begins[0x80:0xC2], begins[0xF5:] = False, False
-    second, third, fourth = (shifted(op, bytes, -by, 0) for by in (1, 2, 3))  # if a character begins here
+    second, third, fourth = (shift(op, bytes, -by, 0) for by in (1, 2, 3))  # if a character begins here
 
     def continues(byte: str) -> str:
         return op.Equal(op.BitwiseAnd(byte, 0xC0), 0x80)
@@ -75,12 +74,12 @@ def valid_pieces(op: GraphBuilder, bytes: str) -> str:
     one = op.And(in_range, op.GreaterOrEqual(expected, 1))
     two = op.And(op.And(one, continues(third)), op.GreaterOrEqual(expected, 2))
     three = op.And(op.And(two, continues(fourth)), op.GreaterOrEqual(expected, 3))
-    found = op.Add(op.Add(as_int(op, one), as_int(op, two)), as_int(op, three))
+    found = op.Add(op.Add(cast_to_int(op, one), cast_to_int(op, two)), cast_to_int(op, three))
     is_complete = op.And(op.Equal(found, expected), op.Gather(begins, bytes))
 
     def reached_by(flags: tuple[str, ...]) -> str:
         """Return which bytes continue a character that begins before them."""
-        first, *others = (shifted(op, flag, by, False) for by, flag in enumerate(flags, start=1))
+        first, *others = (shift(op, flag, by, False) for by, flag in enumerate(flags, start=1))
         for other in others:
             first = op.Or(first, other)
         return first
@@ -90,12 +89,12 @@ def valid_pieces(op: GraphBuilder, bytes: str) -> str:
     return op.Where(kept, bytes, op.Where(dropped, DROPPED, REPLACEMENT))
 
 
-def joined(op: GraphBuilder, pieces: str) -> str:
+def concatenate_rows(op: GraphBuilder, pieces: str) -> str:
     """Concatenate the pieces (batch, width) of each row into one string, halving the width in each iteration."""
     strings = np.array([*(bytes([byte]) for byte in range(256)), "\ufffd".encode(), b""], object)
     powers = 2 ** np.arange(40)
     width = op.Shape(pieces, start=1)
-    power = op.Gather(powers, op.ReduceSum(as_int(op, op.Less(powers, width)), keepdims=1))
+    power = op.Gather(powers, op.ReduceSum(cast_to_int(op, op.Less(powers, width)), keepdims=1))
     padding = op.Concat([0, 0, 0], op.Sub(power, width), axis=0)
     columns = op.Gather(strings, op.Pad(pieces, padding, DROPPED))
     body = GraphBuilder("text.join.", op)

@@ -1,14 +1,14 @@
 """Encode texts as token ids with operators of every ONNX Runtime: the byte-level BPE of `tokenization.py`.
 
-`token_ids` processes all characters of all texts as one flat tensor. A line feed after each text marks its end and
+`encode_texts` processes all characters of all texts as one flat tensor. A line feed after each text marks its end and
 becomes `</s>`.
 
-    code_points       characters -> Unicode code points
-    lower_cased       if the tokenizer does so
-    word_starts       the beginnings of words; no merge crosses them
-    symbols_of_bytes  characters -> the ids of their bytes
-    merge_pairs       ids -> fewer ids
-    in_batch          flat tensor -> a padded row for each text
+    find_code_points        characters -> Unicode code points
+    convert_to_lower_case   if the tokenizer does so
+    find_word_starts        the beginnings of words; no merge crosses them
+    find_byte_symbols       characters -> the ids of their bytes
+    merge_pairs             ids -> fewer ids
+    pad_rows                flat tensor -> a padded row for each text
 
 No ONNX operator returns the code point of a character. Two operators of ONNX Runtime help: `Tokenizer` splits strings
 into characters, and `MurmurHash3` hashes them to 32-bit integers. For up to four bytes of known number the hash is a
@@ -19,15 +19,24 @@ one number for each character.
 import numpy as np
 from onnx import TensorProto
 
-from ..graph_builder import GraphBuilder, tensor_type
-from .bpe import SPELLING, ByteLevelBPE
-from .ops import END_OF_TEXT, TO_THE_END, as_int, in_batch, looked_up, repeated, selected, shifted
-from .tables import SINGLE_DIGIT, SPACE, character_classes, lower_case, merge_table, python_spaces
+from ..graph_builder import TO_THE_END, GraphBuilder, cast_to_int, pad_rows, shift, tensor_type
+from .bpe import (
+    BLOCK,
+    END_OF_TEXT,
+    SINGLE_DIGIT,
+    SPACE,
+    SPELLING,
+    ByteLevelBPE,
+    build_merge_table,
+    classify_characters,
+    list_lower_case,
+    list_spaces,
+)
 
 BOUNDARY = SINGLE_DIGIT  # the ends of texts, too, are words by themselves
 
 
-def token_ids(op: GraphBuilder, texts: str, bpe: ByteLevelBPE, pad: int) -> tuple[str, str, str]:
+def encode_texts(op: GraphBuilder, texts: str, bpe: ByteLevelBPE, pad: int) -> tuple[str, str, str]:
     """Tokenize strings (batch,).
 
     Return input_ids and attention_mask, (batch, source), and whether each text is blank.
@@ -39,31 +48,31 @@ def token_ids(op: GraphBuilder, texts: str, bpe: ByteLevelBPE, pad: int) -> tupl
     exists = op.Not(op.Equal(characters, b""))
     # The last character of a row is the end of its text.
     is_text = op.And(exists, op.Slice(op.Pad(exists, [0, 0, 0, 1]), [1], TO_THE_END, [1]))
-    codes = code_points(op, characters)
-    is_space = op.Or(op.Not(is_text), op.Cast(looked_up(op, python_spaces(), codes), to=TensorProto.BOOL))
-    is_blank = op.Not(op.Cast(op.ReduceMax(as_int(op, op.Not(is_space)), [1], keepdims=0), to=TensorProto.BOOL))
+    codes = find_code_points(op, characters)
+    is_space = op.Or(op.Not(is_text), op.Cast(look_up(op, list_spaces(), codes), to=TensorProto.BOOL))
+    is_blank = op.Not(op.Cast(op.ReduceMax(cast_to_int(op, op.Not(is_space)), [1], keepdims=0), to=TensorProto.BOOL))
     rows = op.Expand(op.Unsqueeze(op.Range(0, op.Squeeze(op.Shape(texts)), 1), [1]), op.Shape(codes))
 
     # Flatten. The tensor is never empty, because it includes the ends of texts.
-    codes, is_text, rows = (selected(op, values, exists) for values in (codes, is_text, rows))
+    codes, is_text, rows = (select(op, values, exists) for values in (codes, is_text, rows))
     if bpe.lowercase:
-        codes, is_text, rows = lower_cased(op, codes, is_text, rows)
-    classes = op.Where(is_text, looked_up(op, character_classes(bpe.split_digits), codes), np.uint8(BOUNDARY))
-    words = op.Sub(op.CumSum(as_int(op, word_starts(op, codes, classes)), 0), 1)
-    symbols, is_byte = symbols_of_bytes(op, codes, is_text, bpe)
-    words, rows = (repeated(op, values, is_byte) for values in (words, rows))
-    ids, rows = merge_pairs(op, selected(op, symbols, is_byte), words, rows, bpe)
-    ids, mask = in_batch(op, ids, rows, op.Shape(texts), pad)
+        codes, is_text, rows = convert_to_lower_case(op, codes, is_text, rows)
+    classes = op.Where(is_text, look_up(op, classify_characters(bpe.split_digits), codes), np.uint8(BOUNDARY))
+    words = op.Sub(op.CumSum(cast_to_int(op, find_word_starts(op, codes, classes)), 0), 1)
+    symbols, is_byte = find_byte_symbols(op, codes, is_text, bpe)
+    words, rows = (repeat(op, values, is_byte) for values in (words, rows))
+    ids, rows = merge_pairs(op, select(op, symbols, is_byte), words, rows, bpe)
+    ids, mask = pad_rows(op, ids, rows, op.Shape(texts), pad)
     return ids, mask, is_blank
 
 
-def code_points(op: GraphBuilder, characters: str) -> str:
+def find_code_points(op: GraphBuilder, characters: str) -> str:
     """Return the code points of strings of one character each, int32; an empty string gives any number.
 
     ONNX has no operator for this. Two hashes of a character with different seeds are inverted for each possible length;
     the length for which both give the same bytes, and a lead byte of UTF-8 that fits, is the right one.
     """
-    candidates = bytes_of_characters(op, characters)
+    candidates = invert_hashes(op, characters)
     first, second = op.Gather(candidates, 0, axis=0), op.Gather(candidates, 1, axis=0)  # (lengths, characters)
     payload_mask = np.array([0x0000007F, 0x00003F1F, 0x003F3F0F, 0x3F3F3F07], np.uint32).reshape(4, 1)
     lead_bits = np.array([0x00000000, 0x000080C0, 0x008080E0, 0x808080F0], np.uint32).reshape(4, 1)
@@ -77,7 +86,7 @@ def code_points(op: GraphBuilder, characters: str) -> str:
     return op.Reshape(numbers, op.Shape(characters))
 
 
-def bytes_of_characters(op: GraphBuilder, characters: str) -> str:
+def invert_hashes(op: GraphBuilder, characters: str) -> str:
     """Invert MurmurHash3_x86_32 (Austin Appleby, public domain) of each character, for two seeds and four lengths.
 
     Return the bytes of the characters, (seeds, lengths, characters), uint32, the first byte lowest.
@@ -89,39 +98,39 @@ def bytes_of_characters(op: GraphBuilder, characters: str) -> str:
     ]
     hash = op.Concat(*hashes, axis=0)  # (seeds, 1, characters)
 
-    def xor_shifted(value: str, *shifts: int) -> str:
-        for right in [op.BitShift(value, np.uint32(shift), direction="RIGHT") for shift in shifts]:
+    def xor_shift(value: str, *distances: int) -> str:
+        for right in [op.BitShift(value, np.uint32(by), direction="RIGHT") for by in distances]:
             value = op.BitwiseXor(value, right)
         return value
 
     def times_inverse(value: str, factor: int) -> str:
         return op.Mul(value, np.uint32(pow(factor, -1, 2**32)))
 
-    def rotated_right(value: str, by: int) -> str:
+    def rotate_right(value: str, by: int) -> str:
         right = op.BitShift(value, np.uint32(by), direction="RIGHT")
         return op.BitwiseOr(right, op.BitShift(value, np.uint32(32 - by), direction="LEFT"))
 
     # First the final mix, ...
-    hash = times_inverse(xor_shifted(hash, 16), 0xC2B2AE35)
-    hash = xor_shifted(times_inverse(xor_shifted(hash, 13, 26), 0x85EBCA6B), 16)
+    hash = times_inverse(xor_shift(hash, 16), 0xC2B2AE35)
+    hash = xor_shift(times_inverse(xor_shift(hash, 13, 26), 0x85EBCA6B), 16)
     # ... then, for each length of a character, a tail of one to three bytes or a block of four, ...
     tail = op.BitwiseXor(hash, np.array([1, 2, 3], np.uint32).reshape(1, 3, 1))
     block = op.Sub(op.BitwiseXor(hash, np.uint32(4)), np.uint32(0xE6546B64))
-    hash = op.Concat(tail, rotated_right(times_inverse(block, 5), 13), axis=1)  # (seeds, lengths, characters)
+    hash = op.Concat(tail, rotate_right(times_inverse(block, 5), 13), axis=1)  # (seeds, lengths, characters)
     hash = op.BitwiseXor(hash, np.array(seeds, np.uint32).reshape(-1, 1, 1))
     # ... and the mix of the block or tail.
-    return times_inverse(rotated_right(times_inverse(hash, 0x1B873593), 15), 0xCC9E2D51)
+    return times_inverse(rotate_right(times_inverse(hash, 0x1B873593), 15), 0xCC9E2D51)
 
 
-def lower_cased(op: GraphBuilder, codes: str, is_text: str, rows: str) -> tuple[str, str, str]:
+def convert_to_lower_case(op: GraphBuilder, codes: str, is_text: str, rows: str) -> tuple[str, str, str]:
     """Return the three vectors for lower-case letters; a character may become two."""
-    distance, second = (looked_up(op, table, codes) for table in lower_case())
+    distance, second = (look_up(op, table, codes) for table in list_lower_case())
     both = op.Concat(op.Unsqueeze(op.Add(codes, distance), [1]), op.Unsqueeze(second, [1]), axis=1)
     exists = op.Or(op.Greater(both, np.int32(0)), np.array([[True, False]]))
-    return selected(op, both, exists), repeated(op, is_text, exists), repeated(op, rows, exists)
+    return select(op, both, exists), repeat(op, is_text, exists), repeat(op, rows, exists)
 
 
-def word_starts(op: GraphBuilder, codes: str, classes: str) -> str:
+def find_word_starts(op: GraphBuilder, codes: str, classes: str) -> str:
     """Return at which characters a match of ByteLevel's expression begins, bool (characters,):
 
     's|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+
@@ -136,28 +145,28 @@ def word_starts(op: GraphBuilder, codes: str, classes: str) -> str:
             found = op.Or(found, op.Equal(values, np.int32(ord(character))))
         return found
 
-    before, after = shifted(op, classes, 1, np.uint8(BOUNDARY)), shifted(op, classes, -1, np.uint8(BOUNDARY))
+    before, after = shift(op, classes, 1, np.uint8(BOUNDARY)), shift(op, classes, -1, np.uint8(BOUNDARY))
     is_space, is_boundary = is_class(classes, SPACE), is_class(classes, BOUNDARY)
     # Runs of one class; each BOUNDARY is a run by itself.
     starts = op.Or(op.Not(op.Equal(classes, before)), is_boundary)
     # U+0020 belongs to the run after it.
-    after_blank = is_character(shifted(op, codes, 1, np.int32(0)), " ")
+    after_blank = is_character(shift(op, codes, 1, np.int32(0)), " ")
     after_blank = op.And(after_blank, is_class(before, SPACE))
     starts = op.And(starts, op.Not(op.And(after_blank, op.Not(op.Or(is_space, is_boundary)))))
     # The last of several spaces before a word begins a match: (?!\S).
     word_follows = op.Not(op.Or(is_class(after, SPACE), is_class(after, BOUNDARY)))
     starts = op.Or(starts, op.And(op.And(is_space, is_class(before, SPACE)), word_follows))
     # Contractions such as 's, if a match begins at the apostrophe.
-    second, third = shifted(op, codes, -1, np.int32(0)), shifted(op, codes, -2, np.int32(0))
+    second, third = shift(op, codes, -1, np.int32(0)), shift(op, codes, -2, np.int32(0))
     apostrophe = op.And(op.And(is_character(codes, "'"), starts), op.Not(is_boundary))
     short = op.And(apostrophe, is_character(second, "stmd"))
     with_e = op.And(is_character(second, "rv"), is_character(third, "e"))
     long = op.And(apostrophe, op.Or(with_e, op.And(is_character(second, "l"), is_character(third, "l"))))
-    starts = op.And(starts, op.Not(shifted(op, op.Or(short, long), 1, False)))
-    return op.Or(op.Or(starts, shifted(op, short, 2, False)), shifted(op, long, 3, False))
+    starts = op.And(starts, op.Not(shift(op, op.Or(short, long), 1, False)))
+    return op.Or(op.Or(starts, shift(op, short, 2, False)), shift(op, long, 3, False))
 
 
-def symbols_of_bytes(op: GraphBuilder, codes: str, is_text: str, bpe: ByteLevelBPE) -> tuple[str, str]:
+def find_byte_symbols(op: GraphBuilder, codes: str, is_text: str, bpe: ByteLevelBPE) -> tuple[str, str]:
     """Return the ids of the UTF-8 bytes of each character, (characters, 4), and which of the four exist.
 
     An end of text has one byte, with the id of `</s>`.
@@ -168,8 +177,8 @@ def symbols_of_bytes(op: GraphBuilder, codes: str, is_text: str, bpe: ByteLevelB
     index = np.arange(4, dtype=np.int32)
     is_byte = op.LessOrEqual(index, more)
     # The first byte has a length prefix and the highest bits, later bytes have six bits each.
-    shift = op.Mul(op.Max(op.Sub(more, index), np.int32(0)), np.int32(6))
-    bits = op.BitShift(op.Cast(code, to=TensorProto.UINT32), op.Cast(shift, to=TensorProto.UINT32), direction="RIGHT")
+    distance = op.Cast(op.Mul(op.Max(op.Sub(more, index), np.int32(0)), np.int32(6)), to=TensorProto.UINT32)
+    bits = op.BitShift(op.Cast(code, to=TensorProto.UINT32), distance, direction="RIGHT")
     bits = op.Cast(bits, to=TensorProto.INT32)
     lead = op.Add(bits, op.Gather(np.array([0, 0xC0, 0xE0, 0xF0], np.int32), more))
     bytes = op.Where(index == 0, lead, op.Add(op.BitwiseAnd(bits, np.int32(63)), np.int32(0x80)))
@@ -185,36 +194,56 @@ def merge_pairs(op: GraphBuilder, symbols: str, words: str, rows: str, bpe: Byte
     """
     if not bpe.merges:
         return symbols, rows
-    table = merge_table(bpe)
+    table = build_merge_table(bpe)
     never = np.int64(2**62)
     empty = op.Expand(never, op.Add(op.Gather(words, [-1]), 1))  # (words,)
     body = GraphBuilder("text.merge.", op)
     names = [f"text.merge.{name}" for name in ("symbols", "words", "rows")]
     current_symbols, current_words, current_rows = names
-    next_word = shifted(body, current_words, -1, -1)
+    next_word = shift(body, current_words, -1, -1)
     entry = body.Add(
         body.Gather(table.first, current_symbols),
-        shifted(body, body.Cast(current_symbols, to=TensorProto.INT32), -1, np.int32(0)),
+        shift(body, body.Cast(current_symbols, to=TensorProto.INT32), -1, np.int32(0)),
     )
     is_pair = body.Equal(body.Cast(body.Gather(table.owner, entry), to=TensorProto.INT64), current_symbols)
     is_pair = body.And(is_pair, body.Equal(current_words, next_word))
     rank = body.Cast(body.Gather(table.rank, entry), to=TensorProto.INT64)
     positions = body.Range(0, body.Squeeze(body.Shape(current_symbols)), 1)
     # If a merge could produce a pair of lower rank, only the leftmost pair is merged.
-    order = rank if bpe.in_order() else body.Add(body.Mul(rank, body.Shape(current_symbols)), positions)
+    order = rank if bpe.is_in_order() else body.Add(body.Mul(rank, body.Shape(current_symbols)), positions)
     key = body.Where(is_pair, order, never)
     best = body.ScatterElements(empty, current_words, key, reduction="min")
     chosen = body.And(is_pair, body.Equal(key, body.Gather(best, current_words)))
     # In a run of equal symbols, merge every other pair from the left.
-    begins = body.And(chosen, body.Not(shifted(body, chosen, 1, False)))
-    run = body.CumSum(as_int(body, begins), 0)
+    begins = body.And(chosen, body.Not(shift(body, chosen, 1, False)))
+    run = body.CumSum(cast_to_int(body, begins), 0)
     run_start = body.Gather(body.Concat([0], body.Compress(positions, begins), axis=0), run)
     is_even = body.Equal(body.BitwiseAnd(body.Sub(positions, run_start), 1), 0)
     chosen = body.And(chosen, is_even)
     merged = body.Where(chosen, body.Gather(table.product, body.Where(is_pair, rank, 0)), current_symbols)
-    keep = body.Not(shifted(body, chosen, 1, False))
+    keep = body.Not(shift(body, chosen, 1, False))
     after = [body.Compress(values, keep) for values in (merged, current_words, current_rows)]
-    condition = body.Cast(body.ReduceMax(as_int(body, chosen), keepdims=0), to=TensorProto.BOOL)
+    condition = body.Cast(body.ReduceMax(cast_to_int(body, chosen), keepdims=0), to=TensorProto.BOOL)
     initial_values = dict(zip(names, (symbols, words, rows), strict=True))
     ids, _, rows = op.loop(body, initial_values, [tensor_type(TensorProto.INT64)] * 3, condition, after)
     return ids, rows
+
+
+def select(op: GraphBuilder, values: str, flags: str) -> str:
+    """Return the values whose flags are true, (n,);  values and flags have the same shape"""
+    return op.Compress(op.Reshape(values, [-1]), op.Reshape(flags, [-1]))
+
+
+def repeat(op: GraphBuilder, values: str, flags: str) -> str:
+    """Repeat each value once per true flag;  values: (n,), flags: (n, k)"""
+    return select(op, op.Expand(op.Unsqueeze(values, [1]), op.Shape(flags)), flags)
+
+
+def look_up(op: GraphBuilder, table: np.ndarray, codes: str) -> str:
+    """Return table[codes], and store equal blocks of the table once."""
+    blocks: dict[bytes, int] = {}
+    rows = table.reshape(-1, BLOCK)
+    starts = [blocks.setdefault(row.tobytes(), len(blocks) * BLOCK) for row in rows]
+    start = op.Gather(np.array(starts, np.int32), op.Div(codes, np.int32(BLOCK)))
+    stored = np.frombuffer(b"".join(blocks), table.dtype)
+    return op.Gather(stored, op.Add(start, op.BitwiseAnd(codes, np.int32(BLOCK - 1))))

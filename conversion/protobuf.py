@@ -1,25 +1,27 @@
-"""TensorFlow's checkpoint format (a "tensor bundle"), read without TensorFlow.
+"""TensorFlow's checkpoint format (a "tensor bundle"), read without TensorFlow, and Protocol Buffers' wire format.
 
 `<prefix>.index` is a sorted table, as in LevelDB, from names to positions in `<prefix>.data-00000-of-0000N`.
 https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/util/tensor_bundle/tensor_bundle.h
+The entries are messages of Protocol Buffers, as SentencePiece models are; `parse_fields` knows the part of the wire
+format that both use.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from vaswani_transformer.errors import BrokenFileError
-
-from .protobuf_wire import fields, varints
 
 FOOTER, MAGIC = 48, 0xDB4775248B80FB57
 NO_COMPRESSION = 0
 SHARDS, ENDIANNESS = 1, 2  # fields of BundleHeaderProto
 DTYPE, SHAPE, SHARD, OFFSET, SIZE, SLICES = 1, 2, 3, 4, 5, 7  # fields of BundleEntryProto
 TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}  # of tensorflow.DataType
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Bundle:
         self.index = index
         try:
             table = dict(read_table(index.read_bytes()))
-            header = dict(fields(table.pop(b"")))
+            header = dict(parse_fields(table.pop(b"")))
             if header.get(ENDIANNESS, 0):
                 raise ValueError("big-endian")
             self.shards = int(header.get(SHARDS, 1))
@@ -46,7 +48,7 @@ class Bundle:
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise BrokenFileError(f"{index} is not a complete checkpoint index ({error}); copy it again") from None
 
-    def tensor(self, name: str) -> np.ndarray:
+    def read_tensor(self, name: str) -> np.ndarray:
         """Return the variable, read from its shard. Raises BrokenFileError if the shard is missing or too short."""
         entry = self.entries[name]
         shard = self.index.with_name(f"{self.index.stem}.data-{entry.shard:05d}-of-{self.shards:05d}")
@@ -61,11 +63,15 @@ class Bundle:
 
 def read_entry(message: bytes) -> Entry:
     """Parse a BundleEntryProto."""
-    entry = dict(fields(message))
+    entry = dict(parse_fields(message))
     if SLICES in entry:
         raise ValueError("a partitioned variable")
     # TensorShapeProto: field 2 is a dimension, in which field 1 is its size.
-    shape = [dict(fields(dimension)).get(1, 0) for number, dimension in fields(entry.get(SHAPE, b"")) if number == 2]
+    shape = [
+        dict(parse_fields(dimension)).get(1, 0)
+        for number, dimension in parse_fields(entry.get(SHAPE, b""))
+        if number == 2
+    ]
     dtype, shard, offset, size = (entry.get(number, 0) for number in (DTYPE, SHARD, OFFSET, SIZE))
     return Entry(dtype, tuple(shape), shard, offset, size)
 
@@ -75,9 +81,9 @@ def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     if len(data) < FOOTER or int.from_bytes(data[-8:], "little") != MAGIC:
         raise ValueError("the table has no footer")
     # A block handle is (offset, size). The footer has the handles of the metaindex and of the index.
-    (_, _, *index), _ = varints(data[-FOOTER:], 0, 4)
+    (_, _, *index), _ = read_varints(data[-FOOTER:], 0, 4)
     for _, value in read_block(data, *index):
-        handle, _ = varints(value, 0, 2)
+        handle, _ = read_varints(value, 0, 2)
         yield from read_block(data, *handle)
 
 
@@ -94,8 +100,58 @@ def read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, byt
     end = len(block) - 4 * (int.from_bytes(block[-4:], "little") + 1)
     position, key = 0, b""
     while position < end:
-        (shared, unshared, length), position = varints(block, position, 3)
+        (shared, unshared, length), position = read_varints(block, position, 3)
         key = key[:shared] + block[position : position + unshared]
         position += unshared
         yield key, block[position : position + length]
+        position += length
+
+
+# ---- Protocol Buffers --------------------------------------------------------------------------------------------
+
+
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return the number at `position` and the position after it. Raises ValueError at the end of the data."""
+    number = shift = 0
+    while True:
+        if position >= len(data) or shift > 63:
+            raise ValueError("truncated number")
+        byte = data[position]
+        number |= (byte & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 0x80:
+            return number, position
+
+
+def read_varints(data: bytes, position: int, count: int) -> tuple[list[int], int]:
+    """Return `count` numbers and the position after them."""
+    numbers = []
+    for _ in range(count):
+        number, position = read_varint(data, position)
+        numbers.append(number)
+    return numbers, position
+
+
+def parse_fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the fields of a message as (number, value): int for varints, bytes for all others.
+
+    Raises ValueError if the message is damaged, TypeError if `data` is a number instead of a message.
+    """
+    position = 0
+    while position < len(data):
+        tag, position = read_varint(data, position)
+        wire_type = tag & 7
+        if wire_type == VARINT:
+            value, position = read_varint(data, position)
+            yield tag >> 3, value
+            continue
+        if wire_type == BYTES:
+            length, position = read_varint(data, position)
+        elif wire_type in (FIXED64, FIXED32):
+            length = 8 if wire_type == FIXED64 else 4
+        else:
+            raise ValueError(f"unknown wire type {wire_type}")
+        if position + length > len(data):
+            raise ValueError("truncated field")
+        yield tag >> 3, data[position : position + length]
         position += length

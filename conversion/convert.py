@@ -1,0 +1,148 @@
+"""Convert in either direction: find the checkpoint, convert it, write the folder, print a summary."""
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, one_line, out_of_memory
+from vaswani_transformer.loading import enumerate_names
+from vaswani_transformer.model_folder import MODEL_TYPE
+
+from .build import build_model, save_model
+from .checkpoint_files import create_folder, load_checkpoint, may_be_torch_save
+from .compare import compare_with_toolkit
+from .folder import OurModel
+from .options import Options, Reasons
+from .toolkit import Description, Reader
+from .toolkits import READERS, WRITERS
+from .toolkits.hugging_face import find_model_type
+
+# Printed if they differ from the paper's model.
+SETTINGS = (
+    "position_embedding_type position_base position_offset max_position_embeddings norm_position encoder_final_norm "
+    "decoder_final_norm layer_norm_eps attention_bias output_bias activation_function d_k d_v "
+    "share_encoder_decoder_embeddings tie_word_embeddings"
+).split()
+
+
+def import_checkpoint(path: Path, out: Path, name: str | None = None, logits: Path | None = None) -> None:
+    """Convert a checkpoint of another toolkit to a model folder at `out`, which must be new.
+
+    name: the name of the checkpoint's toolkit, None to recognise it
+    logits: see `compare_with_toolkit`
+    """
+    reader, file = find_checkpoint(path, name)
+    with create_folder(out) as folder, torch.inference_mode():
+        description, model = read_model(reader, file)
+        save_model(description, model, folder, reader.name, file)
+        comparison = compare_with_toolkit(description, model, reader.name, file, logits)
+    print(f"{reader.name}: {model.num_parameters():,} parameters")
+    print(f"settings that differ from the paper's: {list_differences_from_paper(model.config)}")
+    for note in description.all_notes():
+        print(f"note: {note}")
+    print(comparison)
+
+
+def export_checkpoint(path: Path, out: Path, name: str) -> None:
+    """Convert a model folder to a checkpoint of the toolkit `name` in the folder `out`, which must be new."""
+    if name not in WRITERS:
+        raise InputError(f"--to {name}: not a format that can be written; known formats: {', '.join(WRITERS)}")
+    if not path.is_dir():
+        raise InputError(f"{path}: no such folder; --to takes a model folder of this project")
+    folder = OurModel(path)
+    options = Options(folder.config.to_dict(), Reasons(f"{path} (to {name})"))
+    with create_folder(out) as new, torch.inference_mode():
+        options.require({"d_k": (None,), "d_v": (None,)})  # d_model / heads
+        WRITERS[name](folder, new, options)
+        options.reasons.raise_if_any()  # the folder is deleted
+        if folder.toolkit == name and folder.originals.is_dir():  # the vocabularies, byte for byte
+            for file in sorted(folder.originals.iterdir()):
+                shutil.copyfile(file, new / file.name)
+    print(f"{name}: {folder.model.num_parameters():,} parameters")
+
+
+def find_checkpoint(path: Path, name: str | None = None) -> tuple[Reader, Path]:
+    """Return the reader and the file of a checkpoint; a folder must contain exactly one.
+
+    name: the name of the toolkit, None to recognise it
+
+    Raises InputError if there is no such toolkit, or the folder contains no checkpoint or several.
+    """
+    if name is not None and name not in READERS:
+        raise InputError(f"--from {name}: not a format that can be read; known formats: {', '.join(READERS)}")
+    readers = [READERS[name]] if name else list(READERS.values())
+    expected = name or f"a known format ({', '.join(READERS)})"
+    if path.is_dir():
+        path = find_only_checkpoint(path, readers, expected)
+    elif not path.exists():
+        index = path.with_name(path.name + ".index")  # TensorFlow's users name a checkpoint by its prefix
+        if not index.exists():
+            raise InputError(f"{path}: no such file or folder")
+        path = index
+    if name and readers[0].recognise_file:
+        return readers[0], path  # whatever the file's name; `read` reports a file of another toolkit
+    for reader in readers:
+        if reader.recognise_file and reader.recognise_file(path):
+            return reader, path
+    content = load_checkpoint(path) if name or may_be_torch_save(path) else None
+    for reader in readers:
+        if reader.recognise_content and isinstance(content, dict) and reader.recognise_content(content):
+            return reader, path
+    raise InputError(f"{path} is not a checkpoint of {expected}")
+
+
+def find_only_checkpoint(folder: Path, readers: Iterable[Reader], expected: str) -> Path:
+    """Return the only file in the folder that may be a checkpoint for one of the readers."""
+    found = sorted({file for reader in readers for file in list_preferred_files(folder, reader)})
+    candidates = list({file.resolve(): file for file in found}.values())  # JoeyNMT links best.ckpt to a checkpoint
+    if not candidates and find_model_type(folder / "config.json") == MODEL_TYPE:
+        raise InputError(f"{folder} is already a model folder; --to FORMAT converts it to {', '.join(WRITERS)}")
+    if not candidates:
+        raise InputError(f"{folder}: no file in this folder has the name of a checkpoint of {expected}")
+    if len(candidates) > 1:
+        names = enumerate_names(file.name for file in candidates)
+        raise InputError(f"{folder} contains {len(candidates)} checkpoints ({names}); give the path of one of them")
+    return candidates[0]
+
+
+def list_preferred_files(folder: Path, reader: Reader) -> list[Path]:
+    """Return the files that match the first of a toolkit's patterns that any checkpoint matches."""
+    for pattern in reader.files:
+        files = [file for file in folder.glob(pattern) if file.is_file()]
+        if reader.recognise_file:
+            files = [file for file in files if reader.recognise_file(file)]
+        if files:
+            return files
+    return []
+
+
+def read_model(reader: Reader, file: Path) -> tuple[Description, Model]:
+    """Read a checkpoint as a model. Raises InputError or BrokenFileError with all reasons against the conversion."""
+    reasons = Reasons(file)
+    try:
+        description = reader.read(file, reasons)
+        description.vocabulary.check_special_ids(file)
+        return description, build_model(description, reasons)
+    except (InputError, BrokenFileError, UnavailableError):
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        # Any other exception means a damaged or foreign file. Earlier reasons usually explain it, so report them first.
+        # --debug shows where it happened.
+        reasons.raise_if_any()
+        message = f"{type(error).__name__}: {one_line(str(error))[:200]}"
+        raise BrokenFileError(
+            f"{file} or a file next to it is damaged or not from {reader.name} ({message})"
+        ) from error
+
+
+def list_differences_from_paper(config: Any) -> str:
+    """Return the fields of a configuration that differ from the paper's model, for the summary."""
+    default = type(config)()
+    different = {name: getattr(config, name) for name in SETTINGS if getattr(config, name) != getattr(default, name)}
+    return ", ".join(f"{name}={value}" for name, value in different.items()) or "none"

@@ -1,0 +1,111 @@
+"""Verify exported files on real texts: time model.onnx, and compare model_text.onnx with the tokenizers library."""
+
+import math
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE
+from vaswani_transformer.onnx_translator import graph_inputs
+from vaswani_transformer.search_vaswani_transformer import SearchSettings
+
+from .session import open_session, pad_batch, run
+from .tokenizer import FIXED_INPUT
+from .verify import BATCH, EQUALLY_GOOD, compare, raise_if_wrong, same_tokens, score_difference, translate
+
+# Texts for which tokenizers often differ.
+EDGE_CASES = [
+    "",
+    "The house is small.",
+    "  two  spaces and three   ",
+    "</s>",
+    "Typed <s> control <pad> tokens </s><unk>.",
+    "日本語の文章。 中文, 한국어",
+    "🙂👩‍👩‍👧 é e\u0301 İSTANBUL ǅ ﷽",
+    "\ttab\t\n\r\n line \u2028\u0085 \u00a0",
+    " \u3000\t",
+    "it's we'll I'M 'd ''s they're'nt",
+    "3.14 1,000 ½ ٣ Ⅷ x2y",
+    "From 1987 to 2024 1234567890 people, 20000 of them in 1990.",
+    "null \0 and \x1f, \ufffd \U0010ffff",
+    "a" * 40,
+]
+
+
+def tokenize_sentences(lines: list[str], tokenizer: Any, model: Model, name: str) -> list[list[int]]:
+    """Tokenize the lines that are not blank, and sort them by length. Raises InputError naming a line too long."""
+    positions = model.config.learned_positions
+    sentences = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        ids = cast(list[int], tokenizer(line, verbose=False)["input_ids"])
+        if positions is not None and len(ids) > positions:
+            raise InputError(f"{name} line {number} has {len(ids)} tokens; the model has {positions} positions")
+        sentences.append(ids)
+    if not sentences:
+        raise InputError(f"{name} has no sentence: every line is blank")
+    return sorted(sentences, key=len)
+
+
+def time_sentences(path: Path, model: Model, sentences: list[list[int]], precision: str = "fp32") -> str:
+    """Translate sentences with `generate()`, the graph and the search in torch, and return a report.
+
+    Random tokens show that a graph is correct, but its speed depends on the lengths of real translations.
+
+    sentences: token ids, sorted by length so that batches have little padding. Raises ProofError.
+    """
+    session, pad = open_session(path), cast(int, model.config.pad_token_id)
+    search = SearchSettings.from_generation_config(model.generation_config.to_dict())
+    batches = [pad_batch(sentences[i : i + BATCH], pad) for i in range(0, len(sentences), BATCH)]
+    seconds, same_as_generate = np.zeros(3), 0
+    for turn, batch in enumerate([batches[0], *batches]):  # the three take turns, so that other load slows all of them
+        begun = time.perf_counter()
+        generated = cast(Any, model).generate(**batch, **vars(search))[:, None, 1:].numpy()
+        generation = time.perf_counter() - begun
+        found = translate(session, model, batch, search)
+        wrong = compare(found, model, batch, search.length_penalty, precision).wrong
+        raise_if_wrong([f"sentences: {reason}" for reason in wrong])
+        if turn > 0:  # the first one warms up
+            seconds += generation, *found.seconds
+            same_as_generate += int(same_tokens(found.sequences, generated, pad).sum())
+    of_generate, of_graph, of_torch = seconds
+    return (
+        f"{len(sentences)} sentences, {BATCH} at a time, beam {search.num_beams}, {torch.get_num_threads()} thread(s): "
+        f"generate() {of_generate:.2f} s, our search in torch {of_torch:.2f} s, model.onnx {of_graph:.2f} s: "
+        f"{of_generate / of_graph:.1f} times as fast as generate(); "
+        f"{same_as_generate} of {len(sentences)} translations are the same"
+    )
+
+
+def verify_text(folder: Path, model: Model, tokenizer: Any, lines: list[str]) -> str:
+    """Translate texts with both files and return a report. Raises ProofError.
+
+    lines: texts besides EDGE_CASES; texts with more tokens than learned positions are skipped
+    """
+    by_ids, by_text = (open_session(folder / name) for name in ("model.onnx", "model_text.onnx"))
+    search = SearchSettings.from_generation_config(model.generation_config.to_dict())
+    pad = cast(int, model.config.pad_token_id)
+    positions = model.config.learned_positions or math.inf
+    encoded = [(text, cast(list[int], tokenizer(text, verbose=False)["input_ids"])) for text in [*EDGE_CASES, *lines]]
+    encoded = [(text, ids) for text, ids in encoded if len(ids) <= positions]
+    different = []
+    for i in range(0, len(encoded), BATCH):
+        texts, ids = zip(*encoded[i : i + BATCH], strict=True)
+        inputs = graph_inputs(search) | {"text": np.array(texts, object)}
+        del inputs[FIXED_INPUT]
+        found = zip(*(output.tolist() for output in by_text.run(["translations", "scores"], inputs)), strict=True)
+        sequences, scores = run(by_ids, pad_batch(ids, pad), search)
+        for text, (ours, our_score), row, score in zip(texts, found, sequences[:, 0], scores[:, 0], strict=True):
+            expected = tokenizer.decode(row.tolist(), skip_special_tokens=True)
+            if not text or text.isspace() or score <= VALID_ABOVE:
+                expected, score = "", 0.0
+            if ours != expected or score_difference(our_score, score) >= EQUALLY_GOOD:
+                different.append(f"{text[:40]!r} becomes {ours[:40]!r} instead of {expected[:40]!r}")
+    raise_if_wrong([f"{len(different)} of {len(encoded)} texts differ, the first: {text}" for text in different[:1]])
+    return f"{len(encoded)} texts by model_text.onnx: compared with model.onnx and tokenizers: the same"
