@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import torch
 from hub_server import OWNER, WRITE_TOKEN, Fault, HubServer
@@ -19,6 +21,7 @@ from transformers import AutoConfig
 from hub import remote
 from hub.__main__ import main
 from vaswani_transformer import Translator
+from vaswani_transformer.cli import main as command_line
 from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP
 from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.pipeline_vaswani_transformer import VaswaniTransformerTranslationPipeline
@@ -263,7 +266,7 @@ def test_onnx_files_of_weights_that_have_changed_are_refused(exported, tmp_path,
     error = refusal(refused, folder, REPO)
     assert f"{folder / 'onnx'} was exported from other weights" in error and f"those of {folder} (" in error
     assert error.endswith("export the model again")
-    (folder / "onnx" / "export.json").unlink()  # as in exports of 0.1.0
+    (folder / "onnx" / "export.json").unlink()  # as in exports by other programs
     assert "onnx/model.onnx" in names(written(folder))
 
 
@@ -331,9 +334,53 @@ def test_a_non_empty_folder_is_not_overwritten(folder, refused):
      "-----BEGIN OPENSSH PRIVATE KEY-----"],
 )  # fmt: skip
 def test_a_file_with_a_secret_is_refused(folder, refused, secret):
-    change_json(folder / "tokenizer_config.json", auth=secret)
+    change_json(folder / "config.json", id2label={"0": secret})
     error = refusal(refused, folder, REPO)
-    assert "tokenizer_config.json contains an access token" in error and secret not in error
+    assert "config.json contains an access token" in error and secret not in error
+
+
+def test_entries_that_name_code_or_files_are_not_published(exported, tmp_path):
+    """transformers would run a stranger's code for whoever trusts this repository's."""
+    folder = shutil.copytree(exported / "model", tmp_path / "model")
+    shutil.copytree(exported / "onnx", folder / "onnx")
+    evil = {"auto_map": {"AutoTokenizer": ["stranger/repo--evil.Evil", None]}, "custom_generate": "stranger/repo"}
+    for name in ("tokenizer_config.json", "generation_config.json", "config.json"):
+        for place in (folder, folder / "onnx"):
+            change_json(place / name, **evil, fast_tokenizer_files=["../other.json"])
+    change_json(folder / "onnx" / "export.json", **evil)
+    out = written(folder)
+    assert b"stranger" not in b"".join(path.read_bytes() for path in out.rglob("*.json"))
+    assert b"fast_tokenizer_files" not in b"".join(path.read_bytes() for path in out.rglob("*.json"))
+    assert json.loads((out / "config.json").read_text())["auto_map"] == AUTO_MAP
+    assert "auto_map" not in json.loads((out / "onnx" / "config.json").read_text())
+    assert json.loads((out / "generation_config.json").read_text())["extra_length"] == 50
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "CONVERSION.md", "run.json", "onnx/README.md", "onnx/creds.json"]
+)
+def test_links_out_of_the_folder_are_not_followed(exported, tmp_path, refused, name):
+    folder = shutil.copytree(exported / "model", tmp_path / "model")
+    shutil.copytree(exported / "onnx", folder / "onnx")
+    secret = tmp_path / "secret.json"
+    secret.write_text('{"model_type": "vaswani_transformer", "password": "1234"}')
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(secret)
+    error = refused(main, ["push", folder, REPO, "--to-folder", tmp_path / "out"], 3)
+    assert f"{folder / name} leads to {secret}, outside the folder" in error and not (tmp_path / "out").exists()
+
+
+def test_another_graph_under_the_same_name_is_refused(exported, tmp_path, refused):
+    folder = shutil.copytree(exported / "model", tmp_path / "model")
+    shutil.copytree(exported / "onnx", folder / "onnx")
+    graph = onnx.load(folder / "onnx" / "model.onnx")
+    next(tensor for tensor in graph.graph.initializer if tensor.name == "num_beams").CopyFrom(
+        onnx.numpy_helper.from_array(np.array(2), "num_beams")
+    )
+    onnx.save(graph, folder / "onnx" / "model.onnx")
+    for arguments in (["push", folder, REPO], ["translate", "--model", folder, "--backend", "onnx"]):
+        run = main if arguments[0] == "push" else command_line
+        assert "model.onnx is not the graph that was exported" in refused(run, arguments, 3)
 
 
 def test_private_models_are_not_pushed_to_public_repositories(hub, folder, refused):

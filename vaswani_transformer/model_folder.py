@@ -202,8 +202,9 @@ def read_json_object(path: Path, *objects: str) -> dict[str, Any]:
 def check_inside(file: Path, folder: Path) -> None:
     """Raise BrokenFileError if a name or a symbolic link leads out of the folder, and does not stay in a Hub cache."""
     inside = folder.resolve()
-    if inside.parent.name == "snapshots":  # its files are links to the folder of blobs
-        inside = inside.parent.parent
+    for parent in inside.parents:
+        if parent.name == "snapshots":  # its files are links to the folder of blobs beside it
+            inside = parent.parent
     if not file.resolve().is_relative_to(inside):
         raise BrokenFileError(f"{file} leads to {file.resolve()}, outside the folder, and is not read")
 
