@@ -137,8 +137,10 @@ def searches(model: Any, device: str) -> Found:
     found: Found = []
     for beams in (1, 4, 8):
         search = SearchSettings(beams)
-        ours = beam_search(there, *random_batch(device).values(), search)
-        expected = beam_search(model, *random_batch("cpu").values(), search)
+        (ours, expected) = (
+            beam_search(each, batch["input_ids"], batch["attention_mask"], search)
+            for each, batch in ((there, random_batch(device)), (model, random_batch("cpu")))
+        )
         gap = float((ours[1][:, 0].cpu() - expected[1][:, 0]).abs().max())
         generated = there.generate(**random_batch(device), num_beams=beams)[:, 1:]
         length = min(generated.shape[1], ours[0].shape[2])

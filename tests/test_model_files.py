@@ -14,7 +14,7 @@ from saved_model import ENGLISH, VOCABULARY, change_json, trained_model, trained
 from vaswani_transformer import SearchSettings, Translator
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.loading import load_model, load_tokenizer
-from vaswani_transformer.model_folder import local_folder
+from vaswani_transformer.model_folder import find_folder
 
 WEIGHTS = "model.safetensors"
 FILES = ["config.json", "generation_config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json"]
@@ -288,7 +288,7 @@ def test_a_missing_folder_is_refused_without_the_network(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     for path, named in ((tmp_path / "file", "is a file"), ("name", "no such folder")):
         with pytest.raises(InputError, match=named):
-            local_folder(path)
+            find_folder(path)
 
 
 def test_a_panic_in_tokenizers_is_an_ordinary_error(folder):

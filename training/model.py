@@ -10,7 +10,7 @@ from huggingface_hub.errors import StrictDataclassError
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.loading import load_config, load_generation_config
-from vaswani_transformer.model_folder import ModelFolder, local_folder, verify_manifest
+from vaswani_transformer.model_folder import ModelFolder, find_folder, verify_manifest
 from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 
 from . import machine
@@ -49,7 +49,7 @@ def model_config(
     sizes: dict[str, Any] = {"vocab_size": vocabulary, **(ids or {})}
     if target_vocabulary is not None:
         sizes |= {"decoder_vocab_size": target_vocabulary, "share_encoder_decoder_embeddings": False}
-    before = None if recipe.initial_weights is None else load_config(local_folder(recipe.initial_weights)).to_dict()
+    before = None if recipe.initial_weights is None else load_config(find_folder(recipe.initial_weights)).to_dict()
     try:
         if before is not None:
             # The embedding may have more rows than the tokenizer has tokens.
@@ -120,7 +120,7 @@ def make_model(
     except ImportError as error:
         raise UnavailableError(f"attention: {attention} is not installed; use --attention sdpa") from error
     if recipe.initial_weights is not None:
-        folder = local_folder(recipe.initial_weights)
+        folder = find_folder(recipe.initial_weights)
         verify_manifest(folder)
         restore_model(model, folder)
         source = ModelFolder(folder)

@@ -9,7 +9,7 @@ from typing import Any
 from vaswani_transformer.atomic import move_files, temporary_path
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import load_tokenizer
-from vaswani_transformer.model_folder import local_folder
+from vaswani_transformer.model_folder import find_folder
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
@@ -24,7 +24,7 @@ def load_tokenizers(
 
     They are those of the recipe, of initial_weights, or of output_dir; that of output_dir is trained if missing.
     """
-    before = None if recipe.initial_weights is None else local_folder(recipe.initial_weights)
+    before = None if recipe.initial_weights is None else find_folder(recipe.initial_weights)
     folder = Path(recipe.tokenizer) if recipe.tokenizer is not None else before or output
     if folder == output and not (output / "tokenizer.json").is_file():
         say(f"training a tokenizer of {recipe.vocab_size} tokens on {' + '.join(text.name for text in texts)}")

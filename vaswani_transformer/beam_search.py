@@ -72,9 +72,6 @@ class Constants(NamedTuple):
     suppressed: Tensor  # (V,), EMPTY_SCORE at tokens that are never chosen, 0 elsewhere
     min_finish_log_prob: Tensor  # (length, 2 x beams), by length and rank: above it, a candidate with </s> finishes
     beam_of: Tensor  # (beams x width,), the live hypothesis that each of the best continuations extends
-    # (width,), considered continuations per live hypothesis; only the length is used: sizes must be tensor dimensions
-    # to be exported.
-    width_marker: Tensor
     stops_when_finished: Tensor  # (), whether a sentence is done as soon as enough hypotheses have finished
 
 
@@ -108,7 +105,7 @@ def start(
 
     input_ids, attention_mask: (batch, source)
     longest: the most output tokens of any sentence
-    initial_live: live hypotheses of the first step; all but the first are empty slots, see `initial_hypotheses`
+    initial_live: live hypotheses of the first step; all but the first are empty slots, see `count_initial_hypotheses`
     """
     config = model.config
     batch, device = input_ids.shape[0], input_ids.device
@@ -188,12 +185,11 @@ def search_constants(
         suppressed=torch.zeros(vocabulary, device=device).index_fill(0, suppressed, EMPTY_SCORE),
         min_finish_log_prob=torch.where(may_finish, VALID_ABOVE, math.inf),
         beam_of=torch.arange(beams * width, device=device) // width,
-        width_marker=torch.arange(width, device=device),
         stops_when_finished=is_greedy | (lookahead < 0),
     )
 
 
-def initial_hypotheses(beams: int, vocabulary: int) -> int:
+def count_initial_hypotheses(beams: int, vocabulary: int) -> int:
     """Return how many live hypotheses have 2 x beams continuations together: 1 unless the vocabulary is tiny."""
     return math.ceil(2 * beams / vocabulary)
 
@@ -218,7 +214,7 @@ def step(
     length = state.length + 1  # of the extended hypotheses, without the start token
     penalty = constants.penalties.index_select(0, length)
 
-    width = constants.width_marker.shape[0]
+    width = constants.beam_of.shape[0] // beams  # continuations to consider per live hypothesis
     log_probs, best_tokens = logits.log_softmax(dim=-1).topk(width, dim=-1)  # (batch, live, width)
     log_probs = (log_probs + state.live_log_probs[:, :, None] + constants.suppressed[best_tokens]).flatten(1)
     log_probs, chosen = log_probs.topk(2 * beams, dim=-1)  # (batch, candidates)
@@ -297,7 +293,7 @@ def beam_search(
         ),
         beams,
         longest=settings.max_new_tokens or input_ids.shape[1] + settings.extra_length,
-        initial_live=initial_hypotheses(beams, target_vocab_size(model.config)),
+        initial_live=count_initial_hypotheses(beams, target_vocab_size(model.config)),
     )
     decoder = CachedDecoder(model)
     rows = torch.arange(input_ids.shape[0], device=device)
@@ -313,17 +309,19 @@ def beam_search(
         if leaving * 8 >= len(rows) or limited:
             # Indices instead of a mask, whose rows the host would have to count for every field.
             remaining, removed = leaves.int().argsort(stable=True).split([len(rows) - leaving, leaving])
-            found, found_scores = results(state, constants)
+            found, found_scores = collect_results(state, constants)
             sequences[rows[removed], :, : found.shape[2]] = found[removed]
             scores[rows[removed]] = found_scores[removed]
             rows = rows[remaining]
-            memory = Memory._make(select(field, remaining) for field in memory)
+            memory = Memory._make(select_rows(field, remaining) for field in memory)
             batch_constants = BatchConstants._make(field[: len(rows)] for field in batch_constants)
-            state = SearchState._make(field if field is state.length else select(field, remaining) for field in state)
-    return best_hypotheses(sequences, scores, settings.num_return_sequences, pad)
+            state = SearchState._make(
+                field if field is state.length else select_rows(field, remaining) for field in state
+            )
+    return select_best_hypotheses(sequences, scores, settings.num_return_sequences, pad)
 
 
-def best_hypotheses(sequences: Tensor, scores: Tensor, n_best: int, pad: int) -> tuple[Tensor, Tensor]:
+def select_best_hypotheses(sequences: Tensor, scores: Tensor, n_best: int, pad: int) -> tuple[Tensor, Tensor]:
     """Return the `n_best` best hypotheses, trimmed to the longest, and their scores.
 
     A slot without a hypothesis is padding and scores at most VALID_ABOVE.
@@ -334,7 +332,7 @@ def best_hypotheses(sequences: Tensor, scores: Tensor, n_best: int, pad: int) ->
     return sequences[:, :, :length], scores
 
 
-def results(state: SearchState, constants: Constants) -> tuple[Tensor, Tensor]:
+def collect_results(state: SearchState, constants: Constants) -> tuple[Tensor, Tensor]:
     """Return the finished hypotheses (batch, beams, length) and their scores (batch, beams).
 
     If a sentence has no finished hypothesis at its limit, its live hypotheses are returned. `collect_hypotheses` in
@@ -351,5 +349,5 @@ def results(state: SearchState, constants: Constants) -> tuple[Tensor, Tensor]:
     )
 
 
-def select(field: Tensor | list[Tensor], rows: Tensor) -> Tensor | list[Tensor]:
+def select_rows(field: Tensor | list[Tensor], rows: Tensor) -> Tensor | list[Tensor]:
     return [tensor[rows] for tensor in field] if isinstance(field, list) else field[rows]

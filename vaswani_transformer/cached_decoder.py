@@ -36,7 +36,7 @@ class CachedDecoder(nn.Module):
         self.lm_head, self.end = model.lm_head, model.config.eos_token_id
         self.scale = math.sqrt(model.config.d_model)
         attentions = [layer.self_attn for layer in self.decoder.layers]
-        self.projections = nn.ModuleList(fused(a.q_proj, a.k_proj, a.v_proj) for a in attentions)
+        self.projections = nn.ModuleList(fuse_layers(a.q_proj, a.k_proj, a.v_proj) for a in attentions)
 
     def forward(
         self,
@@ -115,7 +115,7 @@ def split_projection(states: Tensor, attention: MultiHeadAttention) -> tuple[Ten
     return split_heads(query, d_k), split_heads(key, d_k), split_heads(value, d_v)
 
 
-def fused(*layers: nn.Module) -> nn.Module:
+def fuse_layers(*layers: nn.Module) -> nn.Module:
     """Return one layer that computes the concatenated outputs of the given layers."""
     if not all(is_plain(layer) for layer in layers):
         return SideBySide(layers)

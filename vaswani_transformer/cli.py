@@ -245,7 +245,7 @@ def translate(
         about |= {"scores": scores, **cut, **vars(settings)}
         translate_file(translate_lines, Path(input), Path(output), chunk_lines, about, rank, ranks)
         return
-    chunks = arriving_lines(chunk_lines) if input == "-" else in_chunks(read_lines(input), chunk_lines)
+    chunks = arriving_lines(chunk_lines) if input == "-" else split_into_chunks(read_lines(input), chunk_lines)
     with open_output(output) as out:
         done = 0
         for lines in chunks:
@@ -393,7 +393,7 @@ def doctor(model: Annotated[str | None, typer.Option(help="A model folder to che
         typer.echo(line)
 
 
-def in_chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+def split_into_chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
     lines = iter(lines)
     while chunk := list(islice(lines, size)):
         yield chunk

@@ -16,7 +16,7 @@ from .torch_translator import TorchTranslator
 from .tried_versions import untried_versions_warning
 
 
-def installed(package: str) -> str:
+def describe_version(package: str) -> str:
     """Return the package and its version, or a dash."""
     try:
         return f"{package} {version(package)}"
@@ -29,11 +29,11 @@ def environment_lines() -> Iterator[str]:
     if warning := untried_versions_warning():
         yield warning
     yield f"vaswani-transformer  {__version__}, Python {platform.python_version()}, {platform.platform()}"
-    required = map(installed, ("transformers", "tokenizers", "safetensors", "numpy"))
+    required = map(describe_version, ("transformers", "tokenizers", "safetensors", "numpy"))
     yield "required    " + ", ".join([f"torch {torch.__version__}", *required])  # metadata lacks "+cpu" and the like
-    yield "training    " + ", ".join(map(installed, ("accelerate", "sacrebleu", "datasets")))
-    yield "pictures    " + installed("matplotlib")
-    yield "ONNX        " + ", ".join(map(installed, ("onnx", "onnxruntime")))
+    yield "training    " + ", ".join(map(describe_version, ("accelerate", "sacrebleu", "datasets")))
+    yield "pictures    " + describe_version("matplotlib")
+    yield "ONNX        " + ", ".join(map(describe_version, ("onnx", "onnxruntime")))
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     devices = gpus or (["Apple GPU (mps)"] if torch.backends.mps.is_available() else [])
     yield "devices     " + ", ".join([*devices, f"CPU {torch.backends.cpu.get_cpu_capability()}"])

@@ -82,7 +82,7 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
         if claim_report(error):
             for line in render(error, name):
                 print_error(line)
-        raise SystemExit(exit_code_of(error)) from None
+        raise SystemExit(find_exit_code(error)) from None
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -125,7 +125,7 @@ def claim_report(error: BaseException) -> bool:
         return False
     try:
         with open(path, "x") as file:
-            file.write(str(exit_code_of(error)))
+            file.write(str(find_exit_code(error)))
     except FileExistsError:
         return False
     except OSError:  # cannot create the file: report the error anyway
@@ -158,7 +158,7 @@ def end_now(number: int, frame: FrameType | None = None) -> NoReturn:
         os._exit(128 + number)
 
 
-def exit_code_of(error: BaseException) -> int:
+def find_exit_code(error: BaseException) -> int:
     """Return the exit code of an error: `exit_code` if it has one, 2 or 4 for an OSError, 1 for any other error."""
     code = getattr(error, "exit_code", None)
     if isinstance(code, int):  # the classes of errors.py, and typer's usage errors (2)

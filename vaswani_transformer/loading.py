@@ -58,13 +58,13 @@ def load_model(
     weights: dict[str, Tensor] = {}
     for file in files:
         weights |= load_tensors(file)
-    assign_weights(model, weights, weights_or_index(folder.path))
+    assign_weights(model, weights, find_weights(folder.path))
     if dtype is not None:
         model.to(dtype)  # pyright: ignore[reportArgumentType] (wrapped by transformers' decorator)
     if infinite := [name for name, tensor in model.named_parameters() if not tensor.isfinite().all()]:
         as_type = "" if dtype is None else f" as {dtype}"
         raise BrokenFileError(
-            f"{weights_or_index(folder.path)} has NaN or infinite values{as_type} in {enumerate_names(infinite)}; "
+            f"{find_weights(folder.path)} has NaN or infinite values{as_type} in {enumerate_names(infinite)}; "
             "copy the file again, or use an earlier checkpoint"
         )
     config._name_or_path, config.dtype = str(folder.path), model.dtype
@@ -115,7 +115,7 @@ def assign_weights(model: VaswaniTransformerForConditionalGeneration, weights: d
     model.tie_weights()
 
 
-def weights_or_index(folder: Path) -> Path:
+def find_weights(folder: Path) -> Path:
     """Return the file that lists all tensors: model.safetensors, or the index of several files."""
     return folder / (WEIGHTS if (folder / WEIGHTS).exists() else INDEX)
 

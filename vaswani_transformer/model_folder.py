@@ -142,7 +142,7 @@ class ModelFolder:
             )
 
 
-def local_folder(
+def find_folder(
     folder_or_repo: str | Path,
     revision: str | None = None,
     local_files_only: bool = False,
@@ -284,7 +284,7 @@ def read_config(path: Path) -> dict[str, Any]:
     refuse_adapter(path.parent)
     weights = [file for pattern in ("*.safetensors*", "*.onnx") for file in path.parent.glob(pattern)]
     if not (path.exists() or path.is_symlink() or weights):
-        raise InputError(no_config(path.parent))
+        raise InputError(explain_missing_config(path.parent))
     config = DEFAULT_CONFIG | read_json_object(path)
     if config.get("model_type") != MODEL_TYPE:
         raise InputError(f"{path}: model_type is {config.get('model_type')!r}; only {MODEL_TYPE!r} is supported")
@@ -330,7 +330,7 @@ def refuse_adapter(folder: Path) -> None:
     raise InputError(f"{folder} holds a {method} adapter of PEFT, not a model; {remedy}")
 
 
-def no_config(folder: Path) -> str:
+def explain_missing_config(folder: Path) -> str:
     """Return the error about a folder without config.json and weights; it names folders within that may be meant."""
     if (folder / "run.json").is_file():
         names = [config.parent.name for config in folder.glob("checkpoints/step-*/config.json")]

@@ -455,7 +455,7 @@ class VaswaniTransformerDecoder(Stack):
         returns last_hidden_state: (batch, target, d_model), and the cache when `use_cache`
         """
         refuse_unknown_arguments(kwargs)
-        cache = given_cache(cache, past_key_values)
+        cache = choose_cache(cache, past_key_values)
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
         if cache is not None and not isinstance(cache, EncoderDecoderCache):
@@ -553,7 +553,7 @@ class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
             decoder_attention_mask,
             encoder_hidden_states=encoded.last_hidden_state,
             encoder_attention_mask=attention_mask,
-            cache=given_cache(cache, past_key_values),
+            cache=choose_cache(cache, past_key_values),
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             **kwargs,
@@ -579,7 +579,7 @@ def cache_keyword(cache: Cache | None) -> dict[str, Any]:
     return {CACHE_NAME: cache}
 
 
-def given_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | None:
+def choose_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | None:
     if cache is not None and past_key_values is not None:
         raise ValueError("`cache` and `past_key_values` are two names of one argument; give `cache`")
     return past_key_values if cache is None else cache
@@ -1170,7 +1170,7 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        cache = given_cache(cache, past_key_values)
+        cache = choose_cache(cache, past_key_values)
         if not is_tracing() and (search := _running_search.get()) is not None and search.model is self:
             search.record_forward(decoder_input_ids, attention_mask, cache)
         outputs = self.model(

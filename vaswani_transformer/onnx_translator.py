@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from .errors import BrokenFileError, InputError, UnavailableError, as_input_errors, one_line, out_of_memory
-from .model_folder import ONNX, ModelFolder, check_graph, check_readable, local_folder
+from .model_folder import ONNX, ModelFolder, check_graph, check_readable, find_folder
 from .search_vaswani_transformer import SearchSettings, check_number
 from .translator import Hypothesis, Translator, pad_rows
 
@@ -74,7 +74,7 @@ class OnnxTranslator(Translator):
         """
         name = onnx_file_name(precision)
         needed = [f"{ONNX}/{pattern}" for pattern in (name, f"{name}.data", "*.json")]
-        path = local_folder(folder_or_repo, revision, local_files_only, needed)
+        path = find_folder(folder_or_repo, revision, local_files_only, needed)
         if (path / ONNX).is_dir() and not (path / name).exists():
             path /= ONNX
         folder, graph = ModelFolder(path), path / name

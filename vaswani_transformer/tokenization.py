@@ -50,7 +50,7 @@ def train_tokenizer(
             f"vocab_size {vocab_size} is too small: {len(SPECIAL_TOKENS)} special tokens and 256 bytes "
             f"need {SMALLEST_VOCABULARY}"
         )
-    tokenizer = untrained_bpe(split_digits, lowercase)
+    tokenizer = make_untrained_bpe(split_digits, lowercase)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,
@@ -58,7 +58,7 @@ def train_tokenizer(
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=show_progress,
     )
-    tokenizer.train_from_iterator(training_texts(texts), trainer)
+    tokenizer.train_from_iterator(split_training_texts(texts), trainer)
     learned = tokenizer.get_vocab_size()
     if learned < vocab_size:
         raise InputError(
@@ -81,7 +81,7 @@ def train_tokenizer(
     )
 
 
-def untrained_bpe(split_digits: bool, lowercase: bool) -> Tokenizer:
+def make_untrained_bpe(split_digits: bool, lowercase: bool) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     if lowercase:
         tokenizer.normalizer = normalizers.Lowercase()
@@ -93,7 +93,7 @@ def untrained_bpe(split_digits: bool, lowercase: bool) -> Tokenizer:
     return tokenizer
 
 
-def training_texts(texts: Iterable[str]) -> Iterator[str]:
+def split_training_texts(texts: Iterable[str]) -> Iterator[str]:
     """Yield the texts in pieces for the trainer. Raises `InputError` for invalid Unicode or if all texts are empty."""
     is_empty = True
     for number, text in enumerate(texts, start=1):

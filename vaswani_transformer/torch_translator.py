@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from .beam_search import beam_search
 from .errors import InputError, as_input_errors
 from .loading import load_model, load_tokenizer
-from .model_folder import ModelFolder, local_folder
+from .model_folder import ModelFolder, find_folder
 from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from .search_vaswani_transformer import SearchSettings, check_number
 from .sentences_vaswani_transformer import TARGET_TOKENIZER
@@ -61,7 +61,7 @@ class TorchTranslator(Translator):
         target_tokenizer: the tokenizer of the decoder's vocabulary, if it has its own.
         Raises InputError for other adapters, such as prompt tuning.
         """
-        model = without_peft_wrapper(model.eval())
+        model = unwrap_peft(model.eval())
         source, target = model.config.vocab_size, model.config.decoder_vocab_size
         if target_tokenizer is None and target != source:
             raise InputError(
@@ -92,7 +92,7 @@ class TorchTranslator(Translator):
         local_files_only: take only a folder, and do not use the network.
         Raises InputError, BrokenFileError or UnavailableError naming the file that cannot be used, and why.
         """
-        folder = ModelFolder(local_folder(folder_or_repo, revision, local_files_only))
+        folder = ModelFolder(find_folder(folder_or_repo, revision, local_files_only))
         search, second = folder.search, folder.path / TARGET_TOKENIZER
         model = load_model(folder, device, dtype)
         target = load_tokenizer(second, model.config, target=True) if folder.has_target_tokenizer else None
@@ -165,7 +165,7 @@ class TorchTranslator(Translator):
         return {"input_ids": ids, "attention_mask": mask}
 
 
-def without_peft_wrapper(model: Any) -> VaswaniTransformerForConditionalGeneration:
+def unwrap_peft(model: Any) -> VaswaniTransformerForConditionalGeneration:
     """Return the model inside a PeftModel, and any other model as it is.
 
     Its layers are those of the active adapters, so that the search applies them, and later calls of set_adapter().

@@ -114,7 +114,7 @@ def default_inputs(model: Model) -> dict[str, np.ndarray]:
 
 def initial_values(op: GraphBuilder, graphs: SearchGraphs, beams: str, vocabulary: int) -> Values:
     """Encode the sentences. Return the outputs of `start`, and empty results for each row of the batch."""
-    # `initial_hypotheses`: 2 x num_beams / vocabulary, rounded up
+    # `count_initial_hypotheses`: 2 x num_beams / vocabulary, rounded up
     initial_live = op.Div(op.Add(op.Mul(beams, 2), vocabulary - 1), vocabulary)
     # As in `beam_search`: the most output tokens of any sentence. Abs as above.
     own, common = op.Abs("extra_length"), op.Abs("max_new_tokens")
@@ -168,7 +168,7 @@ def collect_hypotheses(op: GraphBuilder, state: Values, current: Values, penalti
     """Write each sentence's hypotheses to its result row; unfinished sentences overwrite them later.
 
     If no hypothesis has finished at a sentence's limit, its live hypotheses count, and the length penalty is applied to
-    them here. `step` has applied it to the finished ones. `results` in beam_search.py is the same rule in torch.
+    them here. `step` has applied it to the finished ones. `collect_results` in beam_search.py is the same rule.
     """
     live, finished = op.Split(state["tokens"], axis=1, num_outputs=2)
     none_finished = op.LessOrEqual(op.Slice(state["finished_scores"], [0], [1], [1]), VALID)
