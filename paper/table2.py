@@ -15,8 +15,8 @@ import torch
 
 from vaswani_transformer.errors import InputError
 
-from training.cost import matmul_flop_rate
 from training.estimate import estimate
+from training.metrics import matmul_flop_rate
 from training.recipe import load_recipe, shipped_recipes
 from training.recipe_options import parse_options
 from training.result_row import hardware

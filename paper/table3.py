@@ -18,9 +18,9 @@ from sacrebleu.metrics.bleu import BLEU
 from vaswani_transformer import PRESETS, Translator, VaswaniTransformerConfig
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.training_run import read_progress
 
-from training.checkpoint_folders import progress_of
-from training.evaluation_text import text_of_recipe
+from training.evaluate import text_of_recipe
 from training.model import model_config
 from training.recipe import Recipe, load_recipe
 from training.result_row import parameters
@@ -129,7 +129,7 @@ def train_row(
     model = folder / f"{row}-seed{seed}"
     recipe = load_recipe(RECIPE, {**options, **changes, "seed": str(seed), "output_dir": str(model)})
     train(recipe)
-    progress = progress_of(model)
+    progress = read_progress(model)
     result = {
         "row": row,
         "seed": seed,

@@ -9,10 +9,11 @@ from conftest import read_rows, write_lines
 from saved_model import ENGLISH, saved_model
 
 from training.evaluate import main
-from training.result_row import COLUMNS, commit
+from training.result_row import commit
 from training.scores import format_scores, moses_tokenised, scores, split_compounds
 from vaswani_transformer import Translator, __version__
 from vaswani_transformer.tokenization import train_tokenizer
+from vaswani_transformer.training_run import RESULT_COLUMNS
 
 TRANSLATIONS = ["The rich-text editor is here .", "A dog runs.", "Two well-known men sit on a bench."]
 REFERENCES = ["The rich-text editor is there.", "a dog runs.", "Two well-known men are sitting on a bench."]
@@ -94,7 +95,7 @@ def test_the_command_translates_scores_and_records(model_folder, capsys):
     said = capsys.readouterr().out
     assert expected["bleu_signature"] in said and said.startswith("s, beam 2, length penalty 0.6\n")
     row, again = read_rows(table)
-    assert row == again and tuple(row) == COLUMNS
+    assert row == again and tuple(row) == RESULT_COLUMNS
     assert row["bleu_signature"] == expected["bleu_signature"] and row["parameters"].isdigit()
     expected = {"beam": "2", "sentences": "3", "hours": "1.5", "cpu_hours": "2.5", "steps": "7"}
     assert row == row | expected | {"command": "vaswani-transformer train --config x"}

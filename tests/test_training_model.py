@@ -47,7 +47,8 @@ def recipe_of(folder: Path, **keys: Any) -> Recipe:
 
 def loaded(recipe: Recipe, said: list[str] | None = None) -> tuple[Any, Any]:
     texts = parallel_texts(recipe, recipe.train)
-    return load_tokenizers(recipe, Path(recipe.output_dir), texts, (said if said is not None else []).append)
+    say = (said if said is not None else []).append
+    return load_tokenizers(recipe, recipe.initial_weights, Path(recipe.output_dir), texts, say)
 
 
 def changed(folder: Path, change: Any) -> None:
@@ -181,7 +182,7 @@ def test_training_steps_equal_plain_torch(folder):
     saved_model(folder / "model")
     numbers: dict[str, Any] = {"adam_beta1": 0.5, "adam_beta2": 0.7, "adam_epsilon": 1e-3, "max_gradient_norm": 0.3}
     numbers |= {"warmup_steps": 2, "learning_rate_factor": 0.2, "decay_share": 0.5, "max_steps": 3}
-    numbers |= {"label_smoothing": 0.3, "label_smoothing_spread": "all", "tokens_per_step": 8000, "log_every": 1}
+    numbers |= {"label_smoothing": 0.3, "tokens_per_step": 8000, "log_every": 1}
     train(recipe_of(folder, initial_weights=str(folder / "model"), model={}, **numbers))
     model: Any = load_model(folder / "model", device="cpu").train()
     batch: Any = trained_tokenizer()(ENGLISH, text_target=GERMAN, return_tensors="pt", padding=True)
@@ -189,7 +190,7 @@ def test_training_steps_equal_plain_torch(folder):
     adam = torch.optim.Adam(model.parameters(), betas=(0.5, 0.7), eps=1e-3)
     records = [record for record in records_of(folder / "run") if "gradient_norm" in record]
     for step, record in enumerate(records, start=1):
-        loss = model(**batch, label_smoothing=0.3, label_smoothing_spread="all").loss
+        loss = model(**batch, label_smoothing=0.3).loss
         adam.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)

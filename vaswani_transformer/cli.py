@@ -333,7 +333,7 @@ def plot_curve(
     run: Annotated[str, typer.Option(help="The output folder of the run, with metrics.jsonl.")],
     output: Picture,
 ) -> None:
-    from .training_curve import curve_figure, curves_of
+    from .training_run import curve_figure, curves_of
 
     save_picture(curve_figure(curves_of(Path(run) / "metrics.jsonl")), output)
 

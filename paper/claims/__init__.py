@@ -23,7 +23,7 @@ import typer
 
 from vaswani_transformer.errors import InputError
 
-from training.evaluation_text import TEXT_KEYS, recipe_of_run, text_of_recipe
+from training.evaluate import TEXT_KEYS, recipe_of_run, text_of_recipe
 from ..plots import save
 from ..result_files import command_line, is_measured, provenance, write_result
 from . import attention, positions, search, small_data, speed, training

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
 
-from training.evaluation_text import TEXT_KEYS
+from training.evaluate import TEXT_KEYS
 from training.recipe import Recipe, load_recipe
 from training.train import train
 from ..parallel import in_processes

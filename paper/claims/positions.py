@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.modeling_vaswani_transformer import PositionalEncoding, Stack
 
-from training.evaluation_text import EvaluationText
+from training.evaluate import EvaluationText
 from training.recipe import Recipe
 from training.scores import corpus_bleu, nats_per_token
 from ..plots import panels, plot_intervals, plot_means

@@ -8,8 +8,8 @@ from sacrebleu.significance import PairedTest
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
 
-from training.average import average_weights
-from training.checkpoint_folders import regular_of_run
+from training.checkpoints import regular_of_run
+from training.final_model import average_weights
 from ..plots import log_x_ticks, panels, plot_curves, plot_intervals
 from ..result_files import markdown
 from ..verdicts import FAILS, HOLDS, UNSURE, differences, mean_interval, plus_minus, verdict

@@ -3,10 +3,11 @@
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from vaswani_transformer.lines import without_line_breaks
 
-from training.evaluation_text import EvaluationText
+from training.evaluate import EvaluationText
 from training.parallel_text import parallel_texts
 from training.recipe import Recipe, load_recipe
 from training.scores import corpus_bleu
@@ -67,14 +68,15 @@ def bleu_of_transformer(text: EvaluationText, recipe: Recipe) -> Measurements:
 
 def bleu_of_lstm(text: EvaluationText, recipe: Recipe) -> Measurements:
     """Train an LSTM of the same size and return its BLEU with the search of section 6.1."""
-    model, prepared = train_lstm(recipe)
-    start, end = prepared.config.decoder_start_token_id, prepared.config.eos_token_id
+    model, run = train_lstm(recipe)
+    config: Any = run.network.model.config
+    start, end = config.decoder_start_token_id, config.eos_token_id
     translations = []
     for sentence in text.sources:
-        source = prepared.text.tokenizer(sentence)["input_ids"]
+        source = run.corpora.tokenizer(sentence)["input_ids"]
         limit = len(source) + 50
         ids = beam_search(model, source, beams=4, alpha=0.6, limit=limit, lookahead=5, start=start, end=end)
-        translations.append(prepared.text.tokenizer.decode(ids, skip_special_tokens=True))
+        translations.append(run.corpora.tokenizer.decode(ids, skip_special_tokens=True))
     return {"bleu": corpus_bleu(translations, text.references)}
 
 

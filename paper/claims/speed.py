@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 
-from training.cost import seconds_of_calls
+from training.metrics import seconds_of_calls
 from training.machine import this_device
 from ..plots import log_y, panels, plot_curves
 from ..rnn import RnnWithAttention, State, rnn_of_size

@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 
-from training.cost import matmul_flop_rate
 from paper.table1 import (
     as_markdown,
     convolutional,
@@ -19,6 +18,7 @@ from paper.table1 import (
     self_attention,
     sequential_steps,
 )
+from training.metrics import matmul_flop_rate
 from training.result_row import hardware
 from vaswani_transformer.cli import main
 

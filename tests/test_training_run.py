@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.training_curve import curve_figure, curves_of
+from vaswani_transformer.training_run import curve_figure, curves_of
 
 RECORDS = [
     {"step": 10, "loss": 5.0, "tokens_per_second": 1.0},
