@@ -5,17 +5,20 @@ import json
 import pytest
 import torch
 import yaml
+from conftest import read_rows, write_lines
 from torch.utils.flop_counter import FlopCounterMode
 
-from training import metrics
+from training import metrics, parallel_text
 from training.cost import count_parameters, training_flops
 from training.estimate import estimate
 from training.plan import main as plan_command
-from training.recipe import SHIPPED, Recipe, load_recipe, recipe_path, shipped_recipes
-from training.recipe_options import parse_options, parse_recipe
+from training.recipe import SHIPPED, Recipe, describe_recipe, load_recipe, recipe_path, shipped_recipes
+from training.recipe_options import SIZES, Size, parse_options, processes_of_command, read_command, scale
 from vaswani_transformer import PRESETS, VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import InputError
+
+RESULTS = SHIPPED.parent / "results"
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
@@ -74,8 +77,8 @@ def test_names_are_not_parsed_as_yaml(name):
 def test_the_recipe_sets_the_number_of_processes(tmp_path):
     (tmp_path / "two.yaml").write_text("processes: 2\n")
     words = ["--config", str(tmp_path / "two.yaml"), "--seed", "3"]
-    assert parse_recipe(words).processes == 2 and parse_recipe([*words, "--processes=3"]).processes == 3
-    assert parse_recipe(["--config", "demo"]).processes is None
+    assert processes_of_command(words) == 2 and processes_of_command([*words, "--processes=3"]) == 3
+    assert processes_of_command(["--config", "demo"]) is None
 
 
 @pytest.mark.parametrize(
@@ -153,9 +156,56 @@ def test_recipes_are_listed_and_shown(capsys):
     main(["recipes"])
     listed = capsys.readouterr().out
     assert all(f"{name}\n    " in listed for name in shipped_recipes())
-    assert "the base model on WMT 2014 English-German.\n" in listed and "multi30k_en_de suits 10,000 to" in listed
+    assert "the base model on WMT 2014 English-German.\n    Never run to its end.\n" in listed
+    assert "counts the pairs and chooses tiny, small, base or big" in listed and listed.startswith("tiny\n")
     main(["recipes", "show", "demo"])
     assert capsys.readouterr().out == recipe_path("demo").read_text()
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_recipes_with_results_say_that_they_were_run(name):
+    commands = [row["command"] for path in RESULTS.glob("*.csv") for row in read_rows(path)]
+    _, status = describe_recipe(name)
+    if any(f"--config {name} " in f"{command} " for command in commands):
+        assert status.startswith("Run to its end")
+    elif name != "multi30k_en_fr":  # see benchmarks/results/stopping_rules.csv
+        assert status.startswith("Never run to its end")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "name"),
+    [(1, "tiny"), (50_000, "tiny"), (50_001, "small"), (10**6, "small"), (4_500_000, "base"), (36_000_000, "big")],
+)
+def test_the_number_of_pairs_chooses_a_recipe_that_keeps_case_and_the_papers_length_penalty(
+    tmp_path, monkeypatch, capsys, pairs, name
+):
+    monkeypatch.setattr(parallel_text, "count_pairs", lambda _: pairs)
+    write_lines(tmp_path / "train.en", ["a"])
+    write_lines(tmp_path / "train.de", ["b"])
+    recipe = read_command(None, ["--data", str(tmp_path), "--model.dropout", "0.25", "--warmup-steps", "77"])
+    assert (recipe.lowercase, recipe.length_penalty, recipe.warmup_steps) == (False, 0.6, 77)
+    assert recipe.model == load_recipe(name).model | {"dropout": 0.25}
+    said = capsys.readouterr().err
+    assert said.startswith(f"{pairs:,} pairs: recipe {name}, max_steps {recipe.max_steps:,}, vocab_size ")
+    assert said.count("\n") == 1 and "choose another with --config NAME" in said
+
+
+def test_a_given_preset_or_recipe_is_not_replaced(tmp_path):
+    missing = ["--data", str(tmp_path / "nowhere")]
+    assert read_command(None, [*missing, "--preset", "big"]).max_steps == 100_000
+    assert read_command("demo", missing).max_steps == load_recipe("demo").max_steps
+    with pytest.raises(InputError, match="there is no folder .*nowhere"):
+        read_command(None, missing)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=[size.recipe for size in SIZES])
+def test_steps_grow_with_the_pairs_within_limits(size: Size):
+    written = load_recipe(size.recipe)
+    assert scale(size, size.written_for)["max_steps"] == written.max_steps
+    counts = [scale(size, int(size.written_for * share))["max_steps"] for share in (0.01, 0.5, 1.5, 100)]
+    assert counts == pytest.approx([steps * (written.max_steps or 0) for steps in (1 / 3, 1 / 2, 3 / 2, 2)], rel=0.02)
+    few = scale(size, 3000)
+    assert few["vocab_size"] == 1000 and few["warmup_steps"] <= few["max_steps"] / 4
 
 
 def test_a_recipe_survives_yaml_and_json(tmp_path):

@@ -41,7 +41,7 @@ def test_a_first_run_with_own_text_is_advised(start, text, tmp_path):
         0,
         "no validation text val: every 50th training pair is held out, at most 2,000",
         "the learning rate rises for 100 steps (warmup_steps), but the run has 3",
-        "parameters are too many for 118 pairs; use another --config: multi30k_en_de suits 10,000 to 50,000 pairs",
+        "parameters are too many for 118 pairs; without --config, a recipe is chosen by the number of pairs",
         "step 1/3  ",
         "step 3: validation loss",
     )

@@ -24,10 +24,6 @@ from vaswani_transformer.errors import InputError
 
 SHIPPED = Path(__file__).parent / "recipes"
 LARGEST_VOCABULARY = 1_000_000
-ADVICE = (
-    "multi30k_en_de suits 10,000 to 50,000 pairs, iwslt14_de_en 50,000 to 1 million, paper_base_en_de more; "
-    "set --data, --train, --validation, --test, --source_language and --target_language."
-)
 EMBEDDED = "embedded"  # `data: embedded` is the demo's corpus
 MICRO_BATCHES = 8  # of a step, one for each GPU of the paper
 
@@ -415,11 +411,13 @@ def shipped_recipes() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
-def title_of(name: str) -> str:
-    """Return the first sentence of a shipped recipe's comments."""
+def describe_recipe(name: str) -> tuple[str, str]:
+    """Return the first sentence of a shipped recipe's comments, and the one that says whether it was run to its end."""
     lines = recipe_path(name).read_text(encoding="utf-8").splitlines()
     comments = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
-    return re.split(r"(?<=\.) (?=[A-Z])", comments)[0]
+    sentences = re.split(r"(?<=\.) (?=[A-Z])", comments)
+    never = "Never run to its end"
+    return sentences[0], next((each for each in sentences if each.startswith(("Run to its end", never))), f"{never}.")
 
 
 def describe_keys() -> str:

@@ -22,7 +22,7 @@ from .corpus import Corpora, read_corpora
 from .final_model import write_final_model
 from .metrics import Meter, Window
 from .model import Network, check_model_fields, check_positions, make_model, model_config, record_trained_length
-from .recipe import ADVICE, Recipe, Settings
+from .recipe import Recipe, Settings
 from .report import Reporter
 from .run_folder import claim_output, describe_run, lock_run
 from .schedule import learning_rate, total_steps
@@ -294,4 +294,7 @@ def report_setup(run: Run) -> None:
         )
     # Shipped recipes: 1.5 to 230 parameters per pair.
     if parameters > 1000 * pairs and run.settings.model.initial_weights is None:
-        say(f"warning: {parameters:,} parameters are too many for {pairs:,} pairs; use another --config: {ADVICE}")
+        say(
+            f"warning: {parameters:,} parameters are too many for {pairs:,} pairs; without --config, a recipe is "
+            "chosen by the number of pairs"
+        )

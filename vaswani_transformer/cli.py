@@ -136,7 +136,7 @@ def train(context: typer.Context) -> None:
     if {"--help", "-h"} & set(context.args) or not context.args:
         program.main(["--help"])
         return
-    processes = import_program("training", "recipe_options").parse_recipe(context.args).processes
+    processes = import_program("training", "recipe_options").processes_of_command(context.args)
     if processes is None:
         import torch
 
@@ -154,9 +154,13 @@ def train(context: typer.Context) -> None:
 def list_recipes(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         recipe = import_program("training", "recipe")
-        for name in recipe.shipped_recipes():
-            typer.echo(f"{name}\n    {recipe.title_of(name)}")
-        typer.echo(f"\nFor your own text: {recipe.ADVICE}\n`recipes show NAME` prints a recipe's keys and comments.")
+        sizes = [size.recipe for size in import_program("training", "recipe_options").SIZES]
+        for name in [*sizes, *(name for name in recipe.shipped_recipes() if name not in sizes)]:
+            typer.echo("\n    ".join([name, *recipe.describe_recipe(name)]))
+        typer.echo(
+            f"\nFor your own text, `vaswani-transformer train --data FOLDER` counts the pairs and chooses "
+            f"{', '.join(sizes[:-1])} or {sizes[-1]}.\n`recipes show NAME` prints a recipe's keys and comments."
+        )
 
 
 @recipes_app.command("show", help="Print a recipe: its comments, keys and values.")
