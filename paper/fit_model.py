@@ -90,9 +90,9 @@ def fit(model: RnnWithAttention, run: Run, recipe: Recipe) -> None:
     for step in range(1, steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * linear_decay(step, steps, 0.5)  # constant in the first half
-        batches = run.input.take(step - 1)
+        batches = run.stepper.input.take(step - 1)
         for part in batches.micro_batches:
-            batch: Any = on_device(part.batch, run.accelerator.device)
+            batch: Any = on_device(part.batch, run.network.accelerator.device)
             source, mask, target, positions, labels = batch
             logits = model(source, target, mask).flatten(0, 1)[positions]
             smoothing = recipe.label_smoothing
@@ -107,7 +107,7 @@ def fit(model: RnnWithAttention, run: Run, recipe: Recipe) -> None:
             losses.append((step, total / tokens))
             run.reporter.say(f"{folder.name}: step {step}/{steps}  loss {total / tokens:.3f}")
             total, tokens = 0.0, 0
-    run.input.close()
+    run.stepper.input.close()
     save_model(model, str(folder / WEIGHTS))
     cpu_seconds = time.process_time() - began
     write_json(folder / LOSSES, {"losses": losses, "cpu_seconds": cpu_seconds, "recipe": fixed_keys(recipe)})

@@ -156,8 +156,9 @@ def test_fine_tuning_with_another_tokenizer_warns(folder):
 def test_sizes_other_than_those_of_the_initial_weights_are_named(folder):
     saved_model(folder / "model")
     recipe = recipe_of(folder, initial_weights=str(folder / "model"), model={"d_model": 16, "dropout": 0.3})
-    with pytest.raises(InputError, match=r"^model.d_model is 16, must be 32: the weights of .*model have these sizes;"):
-        model_config(recipe, 300)
+    message = r"^initial_weights: .*model.safetensors: .* has shape .*32\).*, must be .*16\); --model '{}' keeps the sizes"
+    with pytest.raises(InputError, match=message):
+        train(recipe)
     kept = recipe.model_copy(update={"model": {"dropout": 0.3, "norm_position": "pre", "d_model": 32}})
     assert model_config(kept, 300).dropout == 0.3
 

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import GenerationConfig
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.errors import InputError, UnavailableError
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.loading import check_generation_config, load_config
 from vaswani_transformer.model_folder import local_folder, verify_manifest
 from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
@@ -22,13 +22,6 @@ from . import fsdp, machine
 from .loss import TrainingLoss
 from .recipe import HardwareSettings, ModelSettings, OptimizerSettings, nearest
 from .tensors import cpu_copies, restore_model
-
-# Config fields that decide which weights a model has, and their shapes.
-SHAPE_FIELDS = (
-    "vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "decoder_layers", "d_k", "d_v", "encoder_ffn_dim",
-    "decoder_ffn_dim", "position_embedding_type", "max_position_embeddings", "encoder_final_norm", "decoder_final_norm",
-    "attention_bias", "output_bias", "share_encoder_decoder_embeddings", "tie_word_embeddings",
-)  # fmt: skip
 
 
 def check_model_fields(settings: ModelSettings) -> None:
@@ -65,8 +58,6 @@ def model_config(
         raise InputError(_wrong_type(settings, str(error))) from error
     except (ValueError, TypeError) as error:
         raise InputError(f"model: {' '.join(str(error).split())}") from error
-    if before is not None:
-        _check_shapes(settings, before, config)
     for field, size, wanted in (
         ("vocab_size", config.vocab_size, vocabulary),
         ("decoder_vocab_size", target_vocab_size(config), target_vocabulary or vocabulary),
@@ -79,29 +70,6 @@ def model_config(
     return config
 
 
-def check_positions(config: VaswaniTransformerConfig, max_length: int) -> None:
-    """Raise InputError if the model has too few learned positions for sentences of max_length tokens."""
-    positions = config.learned_positions
-    if positions is not None and positions < max_length:
-        raise InputError(
-            f"max_length is {max_length}, the model has {positions} learned positions (model.max_position_embeddings)"
-        )
-
-
-def _check_shapes(settings: ModelSettings, before: dict[str, Any], config: VaswaniTransformerConfig) -> None:
-    """Raise InputError if the recipe changes a field that the shapes of initial_weights depend on."""
-    changed = [
-        f"model.{field} is {getattr(config, field)}, must be {before[field]}"
-        for field in SHAPE_FIELDS
-        if field in settings.model and getattr(config, field) != before[field]
-    ]
-    if changed:
-        raise InputError(
-            f"{'; '.join(changed)}: the weights of {settings.initial_weights} have these sizes; "
-            "--model '{}' keeps them"
-        )
-
-
 def _wrong_type(settings: ModelSettings, error: str) -> str:
     """Return huggingface_hub's error about the type of a config field in one short line."""
     for field in dataclasses.fields(VaswaniTransformerConfig):
@@ -110,6 +78,15 @@ def _wrong_type(settings: ModelSettings, error: str) -> str:
             kinds = kind.replace(" | ", " or ").replace("None", "null")
             return f"model.{field.name} is {reprlib.repr(settings.model[field.name])}, must be {kinds}"
     return f"model: {' '.join(error.split())}"
+
+
+def check_positions(config: VaswaniTransformerConfig, max_length: int) -> None:
+    """Raise InputError if the model has too few learned positions for sentences of max_length tokens."""
+    positions = config.learned_positions
+    if positions is not None and positions < max_length:
+        raise InputError(
+            f"max_length is {max_length}, the model has {positions} learned positions (model.max_position_embeddings)"
+        )
 
 
 def make_model(
@@ -136,7 +113,10 @@ def make_model(
     if settings.initial_weights is not None:
         folder = local_folder(settings.initial_weights)
         verify_manifest(folder)
-        restore_model(model, folder)
+        try:
+            restore_model(model, folder)
+        except BrokenFileError as error:
+            raise InputError(f"initial_weights: {error}; --model '{{}}' keeps the sizes of these weights") from error
         if (folder / "generation_config.json").is_file():
             check_generation_config(folder, config)
             model.generation_config = GenerationConfig.from_pretrained(folder)

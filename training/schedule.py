@@ -36,7 +36,7 @@ def linear_decay(step: int, total_steps: int, decay_share: float) -> float:
     return 1.0 if left >= decaying else max(left, 0) / decaying
 
 
-def learning_rate(settings: OptimizerSettings, d_model: int, step: int, total_steps: int) -> float:
+def learning_rate(settings: OptimizerSettings, d_model: int, total_steps: int, step: int) -> float:
     """Return the rate of a step (from 1). It depends on its arguments only, so that resuming needs no state."""
     if settings.learning_rate is None:
         rate = paper_learning_rate(step, d_model, settings.warmup_steps, settings.learning_rate_factor)

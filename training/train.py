@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +98,13 @@ class Run:
         shard_weights: use FSDP instead of DDP if there are several processes
         saved: the choices that the newest checkpoint of the run records
         """
-        self.settings, self.accelerator, self.reporter, self.signals = settings, accelerator, reporter, signals
+        self.settings, self.reporter, self.signals = settings, reporter, signals
         self.output, saved = Path(settings.run.output_dir), saved or {}
         device, processes = accelerator.device, accelerator.num_processes
         shard_weights = shard_weights and processes > 1
         machine.check_compiler(settings.hardware, device, shard_weights)
         self.cpu_group = machine.new_cpu_group(processes)
-        self.corpora = corpora = self._read_text()
+        self.corpora = corpora = self._read_text(accelerator.is_main_process)
         lengths = corpora.training.source_lengths, corpora.training.target_lengths
 
         config = model_config(settings.model, *sizes_and_ids(corpora.tokenizer, corpora.target_tokenizer))
@@ -113,8 +114,9 @@ class Run:
         (micro_batches,) = broadcast_object_list([micro_batches])
         self.tokens_per_micro_batch = settings.batches.tokens_per_step // micro_batches
         self.batching = batch_by_length(*lengths, self.tokens_per_micro_batch, micro_batches)
-        self.batches = RunBatches(self.batching, settings.run.seed)
         self.total_steps = total_steps(settings.limits, self.batching.steps_per_epoch)
+        order = RunBatches(self.batching, settings.run.seed)
+        batches = InputPipeline(corpora.training, order, self.total_steps, config, accelerator)
 
         mean_length = sum(corpora.training.mean_lengths) / 2
         model, choices = make_model(settings.model, settings.hardware, config, device, settings.run.seed, mean_length)
@@ -124,28 +126,27 @@ class Run:
         accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend=compiler, dynamic=True)
         self.network = Network(model, settings.optimizer, accelerator, shard_weights)
         self.environment = machine.describe_environment(accelerator, shard_weights) | choices
-        self.fingerprint = {**corpora.sha256s(), "processes": processes, "micro_batches": micro_batches}
-        self.input = InputPipeline(corpora.training, self.batches, self.total_steps, config, accelerator)
+
         self.progress, self.window = Progress(), Window(device)
-        optimizer = settings.optimizer
+        self.meter = Meter(config, corpora.training.mean_lengths, accelerator)
+        schedule = partial(learning_rate, settings.optimizer, config.d_model, self.total_steps)
         self.stepper = Stepper(
-            self.network,
-            self.input,
-            lambda step: learning_rate(optimizer, config.d_model, step, self.total_steps),
-            self.progress,
-            self.window,
-            signals,
-            reporter.say,
-            seed=settings.run.seed,
-            max_gradient_norm=optimizer.max_gradient_norm,
+            self.network, batches, schedule, self.progress, self.window, signals, reporter.say,
+            seed=settings.run.seed, max_gradient_norm=settings.optimizer.max_gradient_norm,
+        )  # fmt: skip
+        fingerprint = {**corpora.sha256s(), "processes": processes, "micro_batches": micro_batches}
+        state = {"fingerprint": fingerprint, "environment": self.environment}
+        root = self.output / "checkpoints"
+        self.checkpointer = Checkpointer(
+            root, self.network, corpora, settings.checkpoints, settings.run, state, reporter
         )
 
-    def _read_text(self) -> Corpora:
+    def _read_text(self, is_main_process: bool) -> Corpora:
         """Read the text: first the main process, which fills the cache, then the others."""
         settings, say = self.settings, self.reporter.say
         arguments = settings.text, settings.tokenizer, settings.model.initial_weights, self.output, say
         sentences = settings.checkpoints.bleu_every is not None
-        corpora = read_corpora(*arguments, sentences) if self.accelerator.is_main_process else None
+        corpora = read_corpora(*arguments, sentences) if is_main_process else None
         machine.wait_for_all(self.cpu_group)
         corpora = corpora or read_corpora(*arguments, sentences)
         machine.wait_for_all(self.cpu_group)
@@ -153,19 +154,12 @@ class Run:
 
     def resume(self, began: float) -> None:
         """Load the newest checkpoint, if there is one. began: time.perf_counter() when the process started"""
-        settings = self.settings
-        state = {"fingerprint": self.fingerprint, "environment": self.environment}
-        self.checkpointer = Checkpointer(
-            self.output / "checkpoints", self.network, self.corpora, settings.checkpoints, settings.run, state,
-            self.reporter,
-        )  # fmt: skip
         self.progress = self.stepper.progress = self.checkpointer.restore()
-        self.meter = Meter(self.network.model.config, self.corpora.training.mean_lengths, self.accelerator)
         self.began = began - self.progress.wall_seconds
 
     def release(self) -> None:
         """Free the input thread, the network and the group of processes, before Accelerate ends the latter."""
-        self.input.close()
+        self.stepper.input.close()
         self.network.release()
         del self.cpu_group
 
@@ -173,7 +167,7 @@ class Run:
         """Train until a limit ends the run and write the model, or stop on a signal. Return the reason."""
         reporter, progress = self.reporter, self.progress
         report_setup(self)
-        trackers = self.accelerator if self.settings.run.trackers else None
+        trackers = self.network.accelerator if self.settings.run.trackers else None
         reporter.start(self.output, trackers, progress.step, self.total_steps)
         self.stepper.fix_ddp_bucket_order()
         self.window.start()
@@ -182,9 +176,9 @@ class Run:
             saved = f"saved step {progress.step}" if progress.step else "before the first step"
             reporter.say(f"{reason.name}: {saved}; run the same command again to resume")
             return reason
-        if self.accelerator.is_main_process:
+        if self.network.accelerator.is_main_process:
             write_final_model(self.output, self.settings.checkpoints, progress, reporter.say)
-        self.accelerator.wait_for_everyone()
+        self.network.accelerator.wait_for_everyone()
         return reason
 
     def _loop(self) -> StopReason:
@@ -208,7 +202,7 @@ class Run:
                 self._save()
                 saved_step = progress.step
         self.checkpointer.finish_writing()
-        self.accelerator.wait_for_everyone()
+        self.network.accelerator.wait_for_everyone()
         return reason
 
     def _validate(self, reason: StopReason) -> StopReason:
@@ -271,7 +265,7 @@ def report_setup(run: Run) -> None:
     """Print the size of the run and its hardware, and warn of a recipe that does not suit the text."""
     batching, environment, say, network = run.batching, run.environment, run.reporter.say, run.network
     parameters = sum(p.numel() for p in network.model.parameters())
-    pairs, steps, processes = len(run.corpora.training), run.total_steps, run.accelerator.num_processes
+    pairs, steps, processes = len(run.corpora.training), run.total_steps, run.network.accelerator.num_processes
     say(
         f"{parameters:,} parameters, {pairs:,} pairs, {batching.steps_per_epoch:,} steps per epoch of "
         f"{run.settings.batches.tokens_per_step:,} tokens ({batching.padding():.1%} padding), {steps:,} steps"

@@ -120,21 +120,21 @@ def ours(options: list[str], settings: Settings) -> tuple[Any, TakeSteps]:
     }
     recipe = settings.recipe.model_copy(update=changes)
     accelerator = make_accelerator(recipe.mixed_precision, [], output, {})
-    prepared = Run(recipe.settings(), accelerator, Reporter(False), Signals())
+    program = Run(recipe.settings(), accelerator, Reporter(False), Signals())
     if "compile" in options:
-        prepared.network.module.compile(dynamic=True)
+        program.network.module.compile(dynamic=True)
 
     def run(steps: int) -> Steps:
-        progress, corpus = prepared.progress, prepared.corpora.training
+        progress, corpus = program.progress, program.corpora.training
         before, positions, begun = progress.tokens, 0, now()
         for _ in range(steps):
-            for pairs in prepared.batches.step(progress.step):
+            for pairs in program.stepper.input.batches.step(progress.step):
                 sides = (corpus.source_lengths[pairs], corpus.target_lengths[pairs])
                 positions += sum(int(side.max()) * len(pairs) for side in sides)
-            prepared.stepper.step()
+            program.stepper.step()
         return Steps(progress.tokens - before, positions, now() - begun)
 
-    return prepared.network.model, run
+    return program.network.model, run
 
 
 # ---- transformers' Marian ----------------------------------------------------------------------------------------
