@@ -12,7 +12,7 @@ from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object, write_json
 from vaswani_transformer.modeling_vaswani_transformer import label_smoothed_cross_entropy
 
-from training.batches import on_device
+from training.batches import to_device
 from training.machine import make_accelerator
 from training.recipe import Recipe
 from training.report import Reporter
@@ -92,7 +92,7 @@ def fit(model: RnnWithAttention, run: Run, recipe: Recipe) -> None:
             group["lr"] = LEARNING_RATE * linear_decay(step, steps, 0.5)  # constant in the first half
         batches = run.stepper.input.take(step - 1)
         for part in batches.micro_batches:
-            batch: Any = on_device(part.batch, run.network.accelerator.device)
+            batch: Any = to_device(part.batch, run.network.accelerator.device)
             source, mask, target, positions, labels = batch
             logits = model(source, target, mask).flatten(0, 1)[positions]
             smoothing = recipe.label_smoothing

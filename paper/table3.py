@@ -20,7 +20,7 @@ from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.training_run import read_progress
 
-from training.evaluate import text_of_recipe
+from training.evaluate import read_recipe_text
 from training.model import model_config
 from training.recipe import Recipe, load_recipe
 from training.result_row import parameters
@@ -148,7 +148,7 @@ def train_row(
 
 def measure(model: Path, recipe: Recipe) -> dict[str, Any]:
     """Return perplexity per token and BLEU on the development set, as in the paper's table."""
-    development = text_of_recipe(recipe.model_copy(update={"test": []}))  # with a test corpus, it returns that one
+    development = read_recipe_text(recipe.model_copy(update={"test": []}))  # with a test corpus, it returns that one
     translator = Translator.from_pretrained(model)
     nats = nats_per_token(translator, development.sources, development.references)
     metric = BLEU(force=True)

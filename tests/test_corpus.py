@@ -10,13 +10,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from training.corpus import FILES, load_corpus, open_corpus, overlap
+from training.corpus import FILES, count_overlap, load_corpus, open_corpus
 from training.parallel_text import (
     count_pairs,
     holds_out_validation,
-    parallel_texts,
+    open_texts,
+    open_training_and_validation,
     text_lines,
-    training_and_validation_texts,
 )
 from training.recipe import load_recipe
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
@@ -53,7 +53,7 @@ def load(tmp_path, tokenizer, recipe_for):
     def run(name="train", **keys):
         said = []
         recipe = recipe_for(**keys)
-        return load_corpus(parallel_texts(recipe, [name]), tokenizer, recipe, tmp_path / "cache", said.append), said
+        return load_corpus(open_texts(recipe, [name]), tokenizer, recipe, tmp_path / "cache", said.append), said
 
     return run
 
@@ -113,7 +113,7 @@ def test_any_unicode_text_survives(tmp_path_factory, tokenizer, pairs):
     expected = [(e.strip(), g.strip()) for e, g in expected if e.strip() and g.strip()]
     # A file without a pair is refused, and NUL in the first line may be mistaken for UTF-16.
     assume(expected and "\0" not in "".join(pairs[0]))
-    corpus = load_corpus(parallel_texts(recipe, ["train"]), tokenizer, recipe, folder / "cache", lambda _: None)
+    corpus = load_corpus(open_texts(recipe, ["train"]), tokenizer, recipe, folder / "cache", lambda _: None)
     assert texts_of(corpus, tokenizer) == expected
 
 
@@ -162,7 +162,7 @@ def test_wrong_columns_and_splits_of_a_dataset_are_named(tmp_path, load_dataset,
     with pytest.raises(InputError, match="no split 'dev'; splits: train"):
         load_dataset("nested", "dev")
     with pytest.raises(InputError, match="has only split .*, not 'dev'"):  # not the training text again
-        parallel_texts(recipe_for(data=None, dataset=str(tmp_path / "flat"), train=["train"]), ["dev"])
+        open_texts(recipe_for(data=None, dataset=str(tmp_path / "flat"), train=["train"]), ["dev"])
     datasets.Dataset.from_list([{"en": "a", "de": 3}, {"en": "b", "de": 4}]).save_to_disk(str(tmp_path / "numbers"))
     with pytest.raises(InputError, match="row 1: 'de' is int, must be text"):
         load_dataset("numbers")
@@ -211,7 +211,7 @@ def test_the_cache_distinguishes_translation_directions(tmp_path, load):
 def test_the_cache_distinguishes_tokenizers(tmp_path, tokenizer, recipe_for):
     write_both(tmp_path)
     recipe = recipe_for()
-    texts, other = parallel_texts(recipe, ["train"]), train_tokenizer(GERMAN * 3, 270)
+    texts, other = open_texts(recipe, ["train"]), train_tokenizer(GERMAN * 3, 270)
     made = {
         load_corpus(texts, source, recipe, tmp_path / "cache", lambda _: None, target).sha256
         for source, target in ((tokenizer, None), (other, None), (tokenizer, other))
@@ -223,7 +223,7 @@ def test_several_corpora_are_concatenated(tmp_path, tokenizer, recipe_for):
     write_both(tmp_path)
     write(tmp_path, "more.tsv", ["one\teins"])
     recipe = recipe_for(train=["train", "more.tsv"])
-    texts = parallel_texts(recipe, recipe.train)
+    texts = open_texts(recipe, recipe.train)
     corpus = load_corpus(texts, tokenizer, recipe, tmp_path / "cache", lambda _: None)
     assert texts_of(corpus, tokenizer) == [*PAIRS, ("one", "eins")]
     assert count_pairs(texts) == 5
@@ -274,7 +274,7 @@ def test_a_part_is_held_out_without_validation_text(tmp_path):
     numbers = range(1, 121)
     write_both(tmp_path, [f"{number} en" for number in numbers], [f"{number} de" for number in numbers])
     recipe = load_recipe(None, {"data": str(tmp_path)})
-    parts = training_and_validation_texts(recipe)
+    parts = open_training_and_validation(recipe)
     assert holds_out_validation(recipe)
     train, held_out = (
         [
@@ -286,11 +286,11 @@ def test_a_part_is_held_out_without_validation_text(tmp_path):
     )
     assert [number for number, _ in held_out] == [50, 100]
     assert sorted(train + held_out) == [(number, (f"{number} en", f"{number} de")) for number in numbers]
-    texts = (*parts[0], *parts[1], *parallel_texts(recipe, ["train"]))
+    texts = (*parts[0], *parts[1], *open_texts(recipe, ["train"]))
     assert len({text.fingerprint() for text in texts}) == 3
     (tmp_path / "val.en").write_text("a\n")
     with pytest.raises(InputError, match="val.de: no such file"):
-        training_and_validation_texts(recipe)
+        open_training_and_validation(recipe)
     (tmp_path / "val.de").write_text("a\n")
     assert not holds_out_validation(recipe)
 
@@ -299,7 +299,7 @@ def test_overlap_counts_shared_test_pairs(tmp_path, load):
     """Repetitions in the training text do not count."""
     write_both(tmp_path, ENGLISH * 3, GERMAN * 3)
     write_both(tmp_path, [ENGLISH[1], "New.", ENGLISH[0]], [GERMAN[1], "Neu.", "Etwas anderes."], name="test")
-    assert overlap(load()[0], load("test")[0]) == 1
+    assert count_overlap(load()[0], load("test")[0]) == 1
 
 
 # --- dropped pairs and errors ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from training_runs import records_of
 from training.corpus import load_corpus
 from training.estimate import estimate
 from training.model import model_config
-from training.parallel_text import parallel_texts
+from training.parallel_text import open_texts
 from training.recipe import Recipe, load_recipe
 from training.tokenizer import load_tokenizers, sizes_and_ids
 from training.train import train
@@ -46,7 +46,7 @@ def recipe_of(folder: Path, **keys: Any) -> Recipe:
 
 
 def loaded(recipe: Recipe, said: list[str] | None = None) -> tuple[Any, Any]:
-    texts = parallel_texts(recipe, recipe.train)
+    texts = open_texts(recipe, recipe.train)
     say = (said if said is not None else []).append
     return load_tokenizers(recipe, recipe.initial_weights, Path(recipe.output_dir), texts, say)
 
@@ -126,7 +126,7 @@ def test_a_tokenizer_without_an_end_token_is_refused(folder):
 def test_truncation_and_padding_in_tokenizer_json_are_ignored(folder, change):
     def lengths() -> list[list[int]]:
         recipe = recipe_of(folder)
-        texts = parallel_texts(recipe, ["train"])
+        texts = open_texts(recipe, ["train"])
         corpus = load_corpus(texts, loaded(recipe)[0], recipe, folder / "cache", lambda _: None)
         return [list(corpus.source_lengths), list(corpus.target_lengths)]
 
@@ -156,7 +156,9 @@ def test_fine_tuning_with_another_tokenizer_warns(folder):
 def test_sizes_other_than_those_of_the_initial_weights_are_named(folder):
     saved_model(folder / "model")
     recipe = recipe_of(folder, initial_weights=str(folder / "model"), model={"d_model": 16, "dropout": 0.3})
-    message = r"^initial_weights: .*model.safetensors: .* has shape .*32\).*, must be .*16\); --model '{}' keeps the sizes"
+    message = (
+        r"^initial_weights: .*model.safetensors: .* has shape .*32\).*, must be .*16\); --model '{}' keeps the sizes"
+    )
     with pytest.raises(InputError, match=message):
         train(recipe)
     kept = recipe.model_copy(update={"model": {"dropout": 0.3, "norm_position": "pre", "d_model": 32}})

@@ -126,9 +126,7 @@ def test_fractions_of_an_epoch_are_rounded_up():
 def test_fine_tuning_starts_from_the_given_weights(start, tmp_path, uninterrupted):
     folder, _ = uninterrupted(1)
     keys = {"initial_weights": str(folder), "tokenizer": str(folder), "max_steps": 1, "average_last": 1}
-    start("tuned", learning_rate=1e-9, gradient_checkpointing=True, trackers=["tensorboard"], **keys).ends(
-        0, f"vocab_size 270 has no effect: the tokenizer in {folder} is used"
-    )
+    start("tuned", learning_rate=1e-9, gradient_checkpointing=True, trackers=["tensorboard"], **keys).ends()
     assert list((tmp_path / "tuned").rglob("events.out.tfevents*"))
     tuned = weights(tmp_path / "tuned")
     for name, value in weights(folder).items():

@@ -184,7 +184,7 @@ def make_batch(corpus: Corpus, pairs: np.ndarray, config: Any, device: torch.dev
     return tuple(t if t is None or device.type != "cuda" else t.pin_memory() for t in tensors)
 
 
-def on_device(batch: Batch, device: torch.device) -> Batch:
+def to_device(batch: Batch, device: torch.device) -> Batch:
     return tuple(t if t is None else t.to(device, non_blocking=True) for t in batch)
 
 

@@ -10,7 +10,7 @@ only after that.
 
 Written    every `save_every` steps, at a new best validation loss, at the end of the run, and on a signal (`save`)
 Kept       the newest, the best, and the newest `keep` of those at multiples of `save_every` (`prune`)
-Averaged   the newest `average_last` of those at multiples of `save_every`, and the last of the run (`regular`)
+Averaged   the newest `average_last` of those at multiples of `save_every` and the last one (`regular_checkpoints`)
 Resumed    the newest that matches its manifest (`newest_intact`)
 """
 
@@ -241,7 +241,7 @@ def prune(root: Path, keep: int, every: int) -> None:
 
     Checkpoints that a signal made in between do not displace those that are averaged into the final model.
     """
-    kept = {folder.name for folder in regular(root, every)[:keep]} | {_read_pointer(root / "best")}
+    kept = {folder.name for folder in regular_checkpoints(root, every)[:keep]} | {_read_pointer(root / "best")}
     for folder in checkpoints(root)[1:]:
         if folder.name not in kept:
             temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")  # never half removed under its final name
@@ -249,19 +249,19 @@ def prune(root: Path, keep: int, every: int) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def regular(root: Path, every: int, last: int | None = None) -> list[Path]:
+def regular_checkpoints(root: Path, every: int, last: int | None = None) -> list[Path]:
     """Return the checkpoints whose step is `last` or a multiple of `every`, newest first."""
     return [f for f in checkpoints(root) if (step := step_of(f)) % every == 0 or step == last]
 
 
-def regular_of_run(run: Path) -> list[Path]:
+def regular_checkpoints_of(run: Path) -> list[Path]:
     """Return the newest checkpoint of a run and those that its recipe's save_every made, newest first.
 
     Not the best one if it was saved in between: the run's own average leaves it out, too.
     """
     root = run / "checkpoints"
     every = read_run(run).get("recipe", {}).get("save_every", 1)
-    return regular(root, every, last=max(map(step_of, checkpoints(root)), default=None))
+    return regular_checkpoints(root, every, last=max(map(step_of, checkpoints(root)), default=None))
 
 
 def recorded_choices(root: Path) -> dict[str, Any]:
@@ -281,7 +281,7 @@ def newest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
     Damaged checkpoints are reported and renamed to *.broken. Raises BrokenFileError if there have been checkpoints and
     all are damaged: training never restarts from step 0 by itself.
     """
-    for folder in intact(checkpoints(root), say):
+    for folder in intact_checkpoints(checkpoints(root), say):
         if _read_pointer(root / "latest") != folder.name:  # killed before it was written, or its folder is damaged
             _write_pointer(root / "latest", folder.name)
         return folder
@@ -292,7 +292,7 @@ def newest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
     return None
 
 
-def intact(folders: list[Path], say: Callable[[str], None]) -> Iterator[Path]:
+def intact_checkpoints(folders: list[Path], say: Callable[[str], None]) -> Iterator[Path]:
     """Yield the checkpoints that match their manifests; report the others and rename them to *.broken."""
     for folder in folders:
         try:

@@ -30,9 +30,9 @@ from .parallel_text import (
     Chunk,
     ParallelText,
     holds_out_validation,
-    parallel_texts,
+    open_texts,
+    open_training_and_validation,
     read_sentences,
-    training_and_validation_texts,
 )
 from .recipe import TextSettings, TokenizerSettings
 from .tokenizer import load_tokenizers, tokenizer_sha256
@@ -75,14 +75,14 @@ class Corpus:
 
     def sources(self, pairs: np.ndarray, pad: int) -> tuple[np.ndarray, np.ndarray]:
         """Return padded source ids and a mask of the real ones, both (batch, source)."""
-        return _padded(self.source_ids, self._ends[0], self.source_lengths, pairs, pad)
+        return _pad(self.source_ids, self._ends[0], self.source_lengths, pairs, pad)
 
     def targets(self, pairs: np.ndarray, pad: int) -> tuple[np.ndarray, np.ndarray]:
         """Return padded target ids and a mask of the real ones, both (batch, target)."""
-        return _padded(self.target_ids, self._ends[1], self.target_lengths, pairs, pad)
+        return _pad(self.target_ids, self._ends[1], self.target_lengths, pairs, pad)
 
 
-def _padded(
+def _pad(
     ids: np.ndarray, ends: np.ndarray, all_lengths: np.ndarray, pairs: np.ndarray, pad: int
 ) -> tuple[np.ndarray, np.ndarray]:
     lengths = all_lengths[pairs].astype(np.int64)
@@ -124,7 +124,7 @@ def read_corpora(
     output: the folder of a newly trained tokenizer, and of the cache if the settings name none
     sentences: also read the validation text as sentences, to measure BLEU
     """
-    training_texts, validation_texts = training_and_validation_texts(text)
+    training_texts, validation_texts = open_training_and_validation(text)
     if holds_out_validation(text):
         say(
             f"no validation text {' + '.join(text.validation)}: every {HELD_OUT_EVERY}th training pair is held out, "
@@ -132,7 +132,7 @@ def read_corpora(
             "validation)"
         )
     try:
-        test_texts = parallel_texts(text, text.test)
+        test_texts = open_texts(text, text.test)
     except InputError as error:  # a shipped recipe with the user's own text: training needs no test set
         say(
             f"warning: {error}; training continues and does not check whether test pairs are in the training text "
@@ -147,7 +147,7 @@ def read_corpora(
     )
     assert training is not None
     for name, other in (("validation", validation), ("test", test)):
-        if other is not None and (common := overlap(training, other)):
+        if other is not None and (common := count_overlap(training, other)):
             say(f"warning: {common} of {len(other)} {name} pairs are also in the training text")
     read = read_sentences(validation_texts if sentences else [])
     return Corpora(tokenizer, target_tokenizer, training, validation, read)
@@ -319,6 +319,6 @@ def open_corpus(folder: Path) -> Corpus:
     return Corpus(*arrays, about=about)
 
 
-def overlap(train: Corpus, held_out: Corpus) -> int:
+def count_overlap(train: Corpus, held_out: Corpus) -> int:
     """Return the number of held-out pairs that are also in the training corpus, compared by their text."""
     return int(np.isin(held_out.pair_hashes, train.pair_hashes).sum())

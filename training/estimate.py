@@ -15,9 +15,9 @@ from .batches import batch_by_length
 from .corpus import Corpus, load_corpus
 from .cost import count_parameters, training_flops, training_memory
 from .loss import TrainingLoss
-from .metrics import peak_flop_rate, seconds_of_calls
+from .metrics import peak_flop_rate, time_calls
 from .model import check_model_fields, make_model, model_config
-from .parallel_text import training_and_validation_texts
+from .parallel_text import open_training_and_validation
 from .recipe import BatchSettings, Recipe, Settings
 from .report import SHARES
 from .schedule import total_steps
@@ -51,7 +51,7 @@ def measure(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    took = fmean(seconds_of_calls(step, device, seconds))
+    took = fmean(time_calls(step, device, seconds))
     return 2 * rows * 25 / took, *peak_flop_rate(device, dtype or torch.float32, min(seconds / 4, 2))
 
 
@@ -60,7 +60,7 @@ def read_corpus(settings: Settings) -> tuple[Corpus | None, Any]:
     if settings.text.dataset is not None and not Path(settings.text.dataset).is_dir():
         return None, (settings.tokenizer.vocab_size,)
     with tempfile.TemporaryDirectory() as name:
-        folder, texts = Path(name), training_and_validation_texts(settings.text)[0]
+        folder, texts = Path(name), open_training_and_validation(settings.text)[0]
         tokenizer, target_tokenizer = load_tokenizers(
             settings.tokenizer, settings.model.initial_weights, folder, texts, lambda _: None
         )

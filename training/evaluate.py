@@ -106,31 +106,31 @@ def read_text(
     model: Path, source: Path | None, reference: Path | None, config: str | None, data: str | None, test: str | None
 ) -> EvaluationText:
     if source is None and reference is None:
-        return text_of_recipe(recipe_of_run(model, config, data, test))
+        return read_recipe_text(load_run_recipe(model, config, data, test))
     if source is None or reference is None:
         raise InputError("--source and --reference come together")
     if any(option is not None for option in (config, data, test)):
         raise InputError("--source and --reference name the text; use them without --config, --data and --test")
-    return text_of_files(source, reference)
+    return read_text_files(source, reference)
 
 
-def text_of_recipe(recipe: "Recipe") -> EvaluationText:
+def read_recipe_text(recipe: "Recipe") -> EvaluationText:
     """Return the sentences of a recipe's `test` corpora, or of its validation text if it names no test corpus.
 
     The validation text is what training validates with, also if that is a part of the training text.
     """
     names = recipe.test or recipe.validation
     from . import demo_corpus
-    from .parallel_text import holds_out_validation, parallel_texts, read_sentences, training_and_validation_texts
+    from .parallel_text import holds_out_validation, open_texts, open_training_and_validation, read_sentences
     from .recipe import EMBEDDED
 
     if not names:
         raise InputError("the recipe has no test corpus; pass --test NAME, or --source and --reference")
     if not recipe.test and holds_out_validation(recipe):
         names = [f"{name} (held out)" for name in recipe.train]
-        texts = training_and_validation_texts(recipe)[1]
+        texts = open_training_and_validation(recipe)[1]
     else:
-        texts = parallel_texts(recipe, names)
+        texts = open_texts(recipe, names)
     sources, references = read_sentences(texts)
     embedded = recipe.data == EMBEDDED
     kinds = [kind for name in names for kind, *_ in demo_corpus.load(name)] if embedded else None
@@ -138,7 +138,7 @@ def text_of_recipe(recipe: "Recipe") -> EvaluationText:
     return EvaluationText(" + ".join(names), Path(data).name, sources, references, kinds, recipe.target_language)
 
 
-def text_of_files(source: Path, reference: Path) -> EvaluationText:
+def read_text_files(source: Path, reference: Path) -> EvaluationText:
     """Return the text of two parallel files."""
     sources, references = ([line.strip() for line in read_lines(path)] for path in (source, reference))
     if len(sources) != len(references):
@@ -149,7 +149,9 @@ def text_of_files(source: Path, reference: Path) -> EvaluationText:
     return EvaluationText(source.stem, source.parent.name, sources, references, language=language)
 
 
-def recipe_of_run(model: Path, config: str | None = None, data: str | None = None, test: str | None = None) -> "Recipe":
+def load_run_recipe(
+    model: Path, config: str | None = None, data: str | None = None, test: str | None = None
+) -> "Recipe":
     """Load the recipe called `config`, or that of the run in the model's folder. data, test: replace the recipe's."""
     from .recipe import load_recipe
 

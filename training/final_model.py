@@ -23,7 +23,7 @@ OTHER_FILES = ("config.json", MANIFEST, "generation_config.json", *TOKENIZER_FIL
 OTHER_FILES += tuple(f"{TARGET_TOKENIZER}/{name}" for name in TOKENIZER_FILES)
 
 
-def other_files(folder: Path) -> list[str]:
+def list_other_files(folder: Path) -> list[str]:
     """Return the names of a model folder's other files, config.json first and the model's code last."""
     code = sorted(path.name for path in folder.glob("*.py"))
     return [name for name in (*OTHER_FILES, *code) if (folder / name).is_file()]
@@ -67,7 +67,7 @@ def write_model(folders: list[Path], model: Path) -> None:
                 if read_json_object(path) != read_json_object(paths[-1]):
                     raise InputError(f"{path} differs from {paths[-1]}; such models cannot be averaged")
     save_tensors(average_weights(folders), model / WEIGHTS)
-    for name in other_files(folders[-1]):
+    for name in list_other_files(folders[-1]):
         if name != MANIFEST:
             (model / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(folders[-1] / name, model / name)
@@ -81,7 +81,7 @@ def write_model_folder(folders: list[Path], output: Path) -> None:
         temporary.mkdir()
         write_model(folders, temporary)
         remove(output / MANIFEST)  # it describes the files that are replaced now
-        move_files([WEIGHTS, *reversed(other_files(temporary))], temporary, output)
+        move_files([WEIGHTS, *reversed(list_other_files(temporary))], temporary, output)
 
 
 def write_final_model(
@@ -90,8 +90,8 @@ def write_final_model(
     """Average the last checkpoints of a run into the model, whose folder is that of the run, and draw its curve."""
     root = output / "checkpoints"
     # Checkpoints made by a signal are left out, so that an interrupted run ends with the same model.
-    regular = checkpoints.regular(root, settings.save_every, last=progress.step)
-    folders = list(itertools.islice(checkpoints.intact(regular, say), settings.average_last))[::-1]
+    regular = checkpoints.regular_checkpoints(root, settings.save_every, last=progress.step)
+    folders = list(itertools.islice(checkpoints.intact_checkpoints(regular, say), settings.average_last))[::-1]
     if not folders and not progress.step:
         raise InputError("max_hours, max_cpu_seconds or max_tokens ended the run before its first step")
     if not folders:

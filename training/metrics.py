@@ -104,10 +104,10 @@ def matmul_flop_rate(
     size = 1024 if device.type == "cpu" else 8192
     generator = torch.Generator(device).manual_seed(0)  # leaves the global generator alone
     left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
-    return 2 * size**3 / min(seconds_of_calls(lambda: left @ right, device, seconds, clock))
+    return 2 * size**3 / min(time_calls(lambda: left @ right, device, seconds, clock))
 
 
-def seconds_of_calls(
+def time_calls(
     work: Callable[[], object],
     device: torch.device,
     seconds: float,

@@ -44,7 +44,7 @@ class Format(NamedTuple):
     open: Callable[[TextSettings, str], ParallelText]
 
 
-def parallel_texts(settings: TextSettings, names: list[str]) -> list[ParallelText]:
+def open_texts(settings: TextSettings, names: list[str]) -> list[ParallelText]:
     """Open the corpora named by a recipe's `train`, `validation` or `test`. Raises InputError for missing ones."""
     return [
         next(format for format in FORMATS.values() if format.fits(settings, name)).open(settings, name)
@@ -52,12 +52,12 @@ def parallel_texts(settings: TextSettings, names: list[str]) -> list[ParallelTex
     ]
 
 
-def training_and_validation_texts(settings: TextSettings) -> tuple[list[ParallelText], list[ParallelText]]:
+def open_training_and_validation(settings: TextSettings) -> tuple[list[ParallelText], list[ParallelText]]:
     """Open the texts to train on and to validate with, which may be a part of the training texts."""
-    texts = parallel_texts(settings, settings.train)
+    texts = open_texts(settings, settings.train)
     if holds_out_validation(settings):
         return [_part(text, False) for text in texts], [_part(text, True) for text in texts]
-    return texts, parallel_texts(settings, settings.validation)
+    return texts, open_texts(settings, settings.validation)
 
 
 def holds_out_validation(settings: TextSettings) -> bool:

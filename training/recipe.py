@@ -15,8 +15,6 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
 
@@ -254,22 +252,10 @@ class Recipe(
 
     def settings(self) -> Settings:
         """Divide the recipe into the settings of each part."""
-        parts = []
-        for kind in Settings.__annotations__.values():
-            keys = kind.model_fields.keys()
-            given = self.model_fields_set & keys
-            parts.append(kind.model_construct(given, **{key: getattr(self, key) for key in keys}))
-        return Settings(*parts)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _refuse_bool(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse true and false (YAML's yes, no, on and off, too) for numbers; pydantic takes them as 1 and 0."""
-        annotation = cls.model_fields[str(info.field_name)].annotation
-        kinds = get_args(annotation) or (annotation,)
-        if isinstance(value, bool) and bool not in kinds and {int, float} & {*kinds}:
-            raise ValueError("must be a number")
-        return value
+        kinds = Settings.__annotations__.values()
+        return Settings(
+            *(kind.model_construct(**{key: getattr(self, key) for key in kind.model_fields}) for kind in kinds)
+        )
 
     @model_validator(mode="after")
     def _check_combinations(self) -> "Recipe":

@@ -50,12 +50,12 @@ def read_command(config: str | None, words: list[str]) -> Recipe:
 
 def choose_recipe(options: dict[str, str | None]) -> Recipe:
     """Count the training pairs, choose one of SIZES, scale its steps and vocabulary to the pairs, and say so."""
-    from .parallel_text import count_pairs, parallel_texts
+    from .parallel_text import count_pairs, open_texts
 
     text = load_recipe(SIZES[0].recipe, options).settings().text
     if text.streaming:
         raise InputError("a streamed dataset has no number of pairs to choose a recipe by; name one with --config")
-    pairs = count_pairs(parallel_texts(text, text.train))
+    pairs = count_pairs(open_texts(text, text.train))
     size = next(size for size in SIZES if pairs <= size.most_pairs)
     given = {key.replace("-", "_") for key in options}
     chosen = {key: value for key, value in scale(size, pairs).items() if key not in given}
@@ -104,7 +104,7 @@ def parse_options(words: list[str]) -> dict[str, str | None]:
     return options
 
 
-def processes_of_command(words: list[str]) -> int | None:
+def read_processes(words: list[str]) -> int | None:
     """Return the number of processes that a command line asks for, for a launcher."""
     options = parse_options(words)
     return load_recipe(options.pop("config", None), options).processes

@@ -17,7 +17,7 @@ from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.training_run import RECORD
 
 from .model import model_config
-from .parallel_text import training_and_validation_texts
+from .parallel_text import open_training_and_validation
 from .recipe import Recipe, RunSettings, Settings
 
 FOLDERS = ("checkpoints", "corpus", TARGET_TOKENIZER)
@@ -102,7 +102,7 @@ def remove_run(output: Path, settings: Settings) -> None:
             raise InputError(
                 f"{key} {value} is inside {output}, which a new run removes; move it, or choose another output_dir"
             )
-    training_and_validation_texts(settings.text)
+    open_training_and_validation(settings.text)
     model_config(settings.model, tokenizer.vocab_size if weights is None else 0)
     for name in FOLDERS:
         shutil.rmtree(output / name, ignore_errors=True)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from . import fsdp, machine
-from .batches import InputPipeline, StepBatches, make_batch, on_device
+from .batches import InputPipeline, StepBatches, make_batch, to_device
 from .checkpoints import Progress
 from .metrics import Window
 from .model import Network
@@ -55,7 +55,7 @@ class Stepper:
         network.module.train()
         # The same pair twice: torch.compile specialises on batches of one.
         batch = make_batch(self.input.corpus, np.array([0, 0]), network.model.config, self.device)
-        loss, _ = network.module(*on_device(batch, self.device))
+        loss, _ = network.module(*to_device(batch, self.device))
         self.accelerator.backward(loss * 0)
         network.optimizer.zero_grad(set_to_none=True)
 
@@ -90,7 +90,7 @@ class Stepper:
             # of processes unless they split a micro-batch.
             machine.seed_torch(self.seed, self.progress.step, each.number)
             with fsdp.accumulate(accelerator, network.module, last=each is batches.micro_batches[-1]):
-                loss, negative_log_likelihood = network.module(*on_device(each.batch, self.device))
+                loss, negative_log_likelihood = network.module(*to_device(each.batch, self.device))
                 loss, negative_log_likelihood = loss * each.weight, negative_log_likelihood * each.weight
                 # DDP averages over processes; a sum is needed here.
                 accelerator.backward(loss * (processes / batches.target_tokens))
@@ -105,7 +105,7 @@ class Stepper:
         if fp16:
             self.accelerator.unscale_gradients()
         gradients = [p.grad for p in parameters if p.grad is not None]
-        norm = fsdp.unsharded(torch.nn.utils.get_total_norm(gradients))
+        norm = fsdp.unshard(torch.nn.utils.get_total_norm(gradients))
         self.learning_rate = self.learning_rate_at(step)
         if self.skips_on_device:
             optimizer.optimizer.found_inf = norm.isfinite().logical_not().float()

@@ -33,8 +33,6 @@ def load_tokenizers(
     if folder == output and not (output / "tokenizer.json").is_file():
         say(f"training a tokenizer of {settings.vocab_size} tokens on {' + '.join(text.name for text in texts)}")
         save_new_tokenizer(settings, output, texts)
-    elif folder != output and "vocab_size" in settings.model_fields_set:
-        say(f"vocab_size {settings.vocab_size} has no effect: the tokenizer in {folder} is used")
     if not (folder / "tokenizer.json").is_file():
         raise InputError(f"tokenizer: {folder} has no tokenizer.json; train one with `vaswani-transformer tokenizer`")
     separate = folder != output and (folder / TARGET_TOKENIZER).is_dir()

@@ -8,7 +8,7 @@ import torch
 from vaswani_transformer.translator import Translator
 
 from . import fsdp
-from .batches import batch_by_length, on_device, own_micro_batches
+from .batches import batch_by_length, own_micro_batches, to_device
 from .corpus import Corpora, Corpus
 from .metrics import perplexity
 from .model import Network
@@ -26,7 +26,7 @@ def measure_loss(network: Network, corpus: Corpus, tokens_per_micro_batch: int) 
     module.eval()
     total = torch.zeros((), device=accelerator.device)
     for each in own_micro_batches(corpus, batches, network.model.config, accelerator):
-        total += module(*on_device(each.batch, accelerator.device))[1] * each.weight
+        total += module(*to_device(each.batch, accelerator.device))[1] * each.weight
     fsdp.reshard(module)
     summed: Any = accelerator.reduce(total, "sum")
     loss = float(summed) / int(corpus.target_lengths.sum(dtype="int64"))

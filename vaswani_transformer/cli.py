@@ -136,7 +136,7 @@ def train(context: typer.Context) -> None:
     if {"--help", "-h"} & set(context.args) or not context.args:
         program.main(["--help"])
         return
-    processes = import_program("training", "recipe_options").processes_of_command(context.args)
+    processes = import_program("training", "recipe_options").read_processes(context.args)
     if processes is None:
         import torch
 

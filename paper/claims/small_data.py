@@ -8,7 +8,7 @@ from typing import Any
 from vaswani_transformer.lines import without_line_breaks
 
 from training.evaluate import EvaluationText
-from training.parallel_text import parallel_texts
+from training.parallel_text import open_texts
 from training.recipe import Recipe, load_recipe
 from training.scores import corpus_bleu
 from ..fit_model import check_lstm_recipe, train_lstm
@@ -48,7 +48,7 @@ def measure_small_data(setting: Setting) -> Measurements:
 def first_pairs(setting: Setting, count: int) -> tuple[int, Path]:
     """Write the first training pairs and the development text; return the number of training pairs and the folder."""
     recipe = load_recipe(RECIPE, setting.options)
-    chunks = chain.from_iterable(text.chunks() for text in parallel_texts(recipe, recipe.train))
+    chunks = chain.from_iterable(text.chunks() for text in open_texts(recipe, recipe.train))
     pairs = chain.from_iterable(zip(chunk.sources, chunk.targets, strict=True) for chunk in chunks)
     folder = runs_folder(setting) / f"first-{count}"
     folder.mkdir(parents=True, exist_ok=True)
