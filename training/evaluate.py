@@ -119,11 +119,11 @@ def read_recipe_text(recipe: "Recipe") -> EvaluationText:
 
     The validation text is what training validates with, also if that is a part of the training text.
     """
-    names = recipe.test or recipe.validation
     from . import demo_corpus
     from .parallel_text import holds_out_validation, open_texts, open_training_and_validation, read_sentences
     from .recipe import EMBEDDED
 
+    names = recipe.test or recipe.validation
     if not names:
         raise InputError("the recipe has no test corpus; pass --test NAME, or --source and --reference")
     if not recipe.test and holds_out_validation(recipe):

@@ -19,7 +19,8 @@ loading.py, model_folder.py       read and check a model folder; atomic.py write
 cli.py                            the commands; command_translator.py, programs.py, launch.py, demo.py, doctor.py,
                                   tried_versions.py
 errors.py, exit.py, lines.py      errors and exit codes; text files and pipes
-attention_maps.py, pictures.py                      figures
+attention_maps.py, pictures.py    figures
+training_run.py                   what a training run leaves in its folder: progress, log, curve
 """
 
 import os
