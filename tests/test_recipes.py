@@ -195,6 +195,10 @@ def test_a_given_preset_or_recipe_is_not_replaced(tmp_path):
     assert read_command("demo", missing).max_steps == load_recipe("demo").max_steps
     with pytest.raises(InputError, match="there is no folder .*nowhere"):
         read_command(None, missing)
+    with pytest.raises(
+        InputError, match="dataset owner/name is on the Hub, .*; name a recipe with --config: tiny, small"
+    ):
+        read_command(None, ["--dataset", "owner/name"])
 
 
 @pytest.mark.parametrize("size", SIZES, ids=[size.recipe for size in SIZES])

@@ -2,6 +2,7 @@
 
 import math
 import os
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
@@ -53,8 +54,11 @@ def choose_recipe(options: dict[str, str | None]) -> Recipe:
     from .parallel_text import count_pairs, open_texts
 
     text = load_recipe(SIZES[0].recipe, options).settings().text
-    if text.streaming:
-        raise InputError("a streamed dataset has no number of pairs to choose a recipe by; name one with --config")
+    if text.dataset is not None and not Path(text.dataset).is_dir():
+        raise InputError(
+            f"dataset {text.dataset} is on the Hub, where its pairs cannot be counted; name a recipe with --config: "
+            f"{', '.join(size.recipe for size in SIZES)}"
+        )
     pairs = count_pairs(open_texts(text, text.train))
     size = next(size for size in SIZES if pairs <= size.most_pairs)
     given = {key.replace("-", "_") for key in options}

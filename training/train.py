@@ -104,9 +104,10 @@ class Run:
         shard_weights = shard_weights and processes > 1
         machine.check_compiler(settings.hardware, device, shard_weights)
         self.cpu_group = machine.new_cpu_group(processes)
+
+        # Section 5.1: the text and its batches.
         self.corpora = corpora = self._read_text(accelerator.is_main_process)
         lengths = corpora.training.source_lengths, corpora.training.target_lengths
-
         config = model_config(settings.model, *sizes_and_ids(corpora.tokenizer, corpora.target_tokenizer))
         check_positions(config, settings.text.max_length)
         # The main process chooses: GPUs may differ in memory.
@@ -118,6 +119,7 @@ class Run:
         order = RunBatches(self.batching, settings.run.seed)
         batches = InputPipeline(corpora.training, order, self.total_steps, config, accelerator)
 
+        # Section 3: the model, on the processes and hardware that there are.
         mean_length = sum(corpora.training.mean_lengths) / 2
         model, choices = make_model(settings.model, settings.hardware, config, device, settings.run.seed, mean_length)
         record_trained_length(model, int(lengths[0].max()))
@@ -127,6 +129,7 @@ class Run:
         self.network = Network(model, settings.optimizer, accelerator, shard_weights)
         self.environment = machine.describe_environment(accelerator, shard_weights) | choices
 
+        # Sections 5.2 to 5.4: the steps, and what is measured and saved between them.
         self.progress, self.window = Progress(), Window(device)
         self.meter = Meter(config, corpora.training.mean_lengths, accelerator)
         schedule = partial(learning_rate, settings.optimizer, config.d_model, self.total_steps)
@@ -136,9 +139,8 @@ class Run:
         )  # fmt: skip
         fingerprint = {**corpora.sha256s(), "processes": processes, "micro_batches": micro_batches}
         state = {"fingerprint": fingerprint, "environment": self.environment}
-        root = self.output / "checkpoints"
         self.checkpointer = Checkpointer(
-            root, self.network, corpora, settings.checkpoints, settings.run, state, reporter
+            self.output / "checkpoints", self.network, corpora, settings.checkpoints, settings.run, state, reporter
         )
 
     def _read_text(self, is_main_process: bool) -> Corpora:
