@@ -88,7 +88,7 @@ class Checkpointer:
         network: Network,
         corpora: Corpora,
         settings: CheckpointSettings,
-        run: RunSettings,
+        run_settings: RunSettings,
         state: dict[str, Any],
         reporter: Reporter,
     ):
@@ -97,8 +97,8 @@ class Checkpointer:
         state: "fingerprint", which must be the same when the run is resumed, and "environment", which may differ but
             affects bit-exact results
         """
-        self.root, self.network, self.corpora, self.settings, self.run = root, network, corpora, settings, run
-        self.state, self.reporter = state, reporter
+        self.root, self.network, self.corpora = root, network, corpora
+        self.settings, self.run_settings, self.state, self.reporter = settings, run_settings, state, reporter
         self.executor = ThreadPoolExecutor(max_workers=1)
         self.writing: Future[None] | None = None
 
@@ -149,7 +149,7 @@ class Checkpointer:
             if writing is not None:
                 writing.result()
         except (UnavailableError, OSError) as error:
-            if not self.run.keep_going:
+            if not self.run_settings.keep_going:
                 raise
             self.reporter.say(f"{error}; training continues")
 
@@ -187,7 +187,7 @@ class Checkpointer:
             )
         except (KeyError, TypeError) as error:
             raise BrokenFileError(f"{path} is incomplete ({error}); the run cannot be resumed exactly") from error
-        check_unchanged(fingerprint, self.state["fingerprint"], self.run, self.reporter.say)
+        check_unchanged(fingerprint, self.state["fingerprint"], self.run_settings, self.reporter.say)
         for change in differences(environment, self.state["environment"]):
             self.reporter.say(f"warning: {change}: the last bits of the weights may differ from an uninterrupted run")
         scaler = self.network.accelerator.scaler

@@ -140,7 +140,7 @@ def format_estimate(estimate: dict[str, Any]) -> str:
         rows["speed"] = f"{speed:,.0f} source + target tokens/s, {rate:,.0f} GFLOP/s"
         peak = estimate["peak_flop_per_second"] / 1e9
         for name in SHARES.keys() & estimate.keys():
-            rows["speed"] += f", {estimate[name]:.0%} {SHARES[name]} ({peak:,.0f})"
+            rows["speed"] += f", {estimate[name]:.0%} {SHARES[name]} ({peak:,.0f} GFLOP/s)"
         if estimate["hours"] is not None:
             rows["this recipe"] = f"{estimate['hours']:,.2f} hours on this machine, one process"
     return "\n".join(f"{name:<18}{value}" for name, value in rows.items())
