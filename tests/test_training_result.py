@@ -14,11 +14,11 @@ from training_runs import COMPILED, SMALL, STEPS, assert_same_losses, records_of
 from training.batches import batch_by_length
 from training.corpus import read_corpora
 from training.machine import make_accelerator
+from training.metrics import measure_bleu
 from training.model import Network
 from training.recipe import load_recipe
 from training.schedule import total_steps
 from training.scores import corpus_bleu
-from training.validation import measure_bleu
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 

@@ -21,7 +21,7 @@ from .batches import InputPipeline, RunBatches, batch_by_length
 from .checkpoints import Checkpointer, Progress, recorded_choices
 from .corpus import Corpora, read_corpora
 from .final_model import write_final_model
-from .metrics import Meter, Window
+from .metrics import Meter, Window, measure_bleu, measure_loss
 from .model import Network, check_model_fields, check_positions, make_model, model_config, record_trained_length
 from .recipe import Recipe, Settings
 from .report import Reporter
@@ -30,7 +30,6 @@ from .schedule import learning_rate, total_steps
 from .step import Stepper
 from .stopping import Signals, StopReason, agree_on_stop, default_signal_handlers, limit_reached
 from .tokenizer import sizes_and_ids
-from .validation import measure_bleu, measure_loss
 
 
 def train(recipe: Recipe, change: Callable[[Any], None] | None = None) -> None:
