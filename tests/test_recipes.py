@@ -209,6 +209,9 @@ def test_steps_grow_with_the_pairs_within_limits(size: Size):
     assert counts == pytest.approx([steps * (written.max_steps or 0) for steps in (1 / 3, 1 / 2, 3 / 2, 2)], rel=0.02)
     few = scale(size, 3000)
     assert few["vocab_size"] == 1000 and few["warmup_steps"] <= few["max_steps"] / 4
+    if written.learning_rate is not None:  # it rises as fast
+        rise = written.learning_rate / written.warmup_steps
+        assert few["learning_rate"] / few["warmup_steps"] == pytest.approx(rise, rel=0.05)
 
 
 def test_a_recipe_survives_yaml_and_json(tmp_path):

@@ -72,20 +72,23 @@ def choose_recipe(options: dict[str, str | None]) -> Recipe:
     return load_recipe(size.recipe, {key: str(value) for key, value in chosen.items()} | options)
 
 
-def scale(size: Size, pairs: int) -> dict[str, int]:
+def scale(size: Size, pairs: int) -> dict[str, float]:
     """Return the keys of a size's recipe that depend on the number of pairs.
 
     The number of epochs stays the same, between a third of the recipe's steps and twice as many. The warm-up takes a
-    quarter of the steps at most. The vocabulary of a short text is smaller, since rare entries are not learnt.
+    quarter of the steps at most; the learning rate then rises as fast as in the recipe, to a lower peak. (When it rose
+    40 times as fast, in 45 steps, the loss of `tiny` stayed at 6.6.) The vocabulary of a short text is smaller, since
+    rare entries are not learnt.
     """
     recipe = load_recipe(size.recipe)
     assert recipe.max_steps is not None
     steps = 100 * round(recipe.max_steps * min(2, max(1 / 3, pairs / size.written_for)) / 100)
-    return {
-        "max_steps": steps,
-        "warmup_steps": min(recipe.warmup_steps, steps // 4),
-        "vocab_size": min(recipe.vocab_size, max(1000, pairs // 3)),
-    }
+    warmup_steps = min(recipe.warmup_steps, steps // 4)
+    vocab_size = min(recipe.vocab_size, max(1000, pairs // 3))
+    keys: dict[str, float] = {"max_steps": steps, "warmup_steps": warmup_steps, "vocab_size": vocab_size}
+    if recipe.learning_rate is not None:  # the paper's formula depends on the warm-up itself
+        keys["learning_rate"] = float(f"{recipe.learning_rate * warmup_steps / recipe.warmup_steps:.2g}")
+    return keys
 
 
 def parse_options(words: list[str]) -> dict[str, str | None]:
