@@ -29,7 +29,7 @@ from .options import DataFolder, Device, Record
 
 ACCELERATE = Path(__file__).parent.parent / "training" / "accelerate"
 # Options of `python -m training`.
-COMMON = "--validation [] --validate_every null --average_last 1"
+COMMON = "--preset base --validation [] --validate_every null --average_last 1"
 FULL = "--tokens_per_step 50000 --vocab_size 8000 --max_steps 60 --save_every 60 --log_every 15 --mixed_precision bf16"
 SMALL = (
     "--model.d_model 64 --model.encoder_ffn_dim 128 --model.decoder_ffn_dim 128 --max_length 60 --tokens_per_step 2000 "

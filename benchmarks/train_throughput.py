@@ -28,7 +28,7 @@ import typer
 
 from training.cost import training_flops
 from training.model import model_config
-from training.parallel_text import parallel_texts, sentences_of
+from training.parallel_text import open_texts, read_sentences
 from training.recipe import Recipe, load_recipe
 
 from .harness import PeakRates, Row, clock, report, run, take_turns
@@ -89,7 +89,7 @@ def compare(
 def write_text(data: Path, folder: Path, joined: int) -> None:
     """Write train.en and train.de to the folder. joined: sentences of the data per sentence"""
     recipe = load_recipe(None, {"data": str(data)})
-    texts = sentences_of(parallel_texts(recipe, recipe.train))
+    texts = read_sentences(open_texts(recipe, recipe.train))
     for language, lines in zip(recipe.languages, texts, strict=True):
         long = [" ".join(lines[i : i + joined]) for i in range(0, len(lines) - joined + 1, joined)]
         (folder / f"train.{language}").write_text("".join(f"{line}\n" for line in long), encoding="utf-8")
@@ -168,7 +168,7 @@ def table(turns: dict[TrainingProcess, list[Turn]], operations: float, peaks: Pe
 
 def training_operations_per_token(settings: Settings) -> float:
     """Return the floating-point operations of a step per source or target token; the same for all systems."""
-    corpus = settings.text().training
+    corpus = settings.corpora().training
     sources, targets = corpus.source_lengths, corpus.target_lengths
     config = model_config(settings.recipe, settings.recipe.vocab_size)
     total = training_flops(config, int(sources.sum()), int(targets.sum()), sources.mean(), targets.mean())

@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 from typer.cli import get_docs_for_click  # what `typer utils docs` runs
 from typer.main import get_command
@@ -121,35 +120,21 @@ def recipe_page() -> str:
 
     schema = recipe.Recipe.model_json_schema()["properties"]
     lines = [RECIPE_INTRODUCTION]
-    for title, names in recipe_groups(recipe.Recipe):
-        heading, _, text = re.sub("[;:] ", "\n", title, count=1).partition("\n")
+    for settings in recipe.Settings.__annotations__.values():
+        heading, _, text = re.sub("[;:] ", "\n", str(settings.__doc__).removesuffix("."), count=1).partition("\n")
         lines += [f"## {heading}", "", f"{text[:1].upper()}{text[1:]}." if text else "", ""]
         lines += ["| key | type | default | limits | meaning |", "|---|---|---|---|---|"]
-        for name in names:
+        for name in settings.model_fields:
             types = schema[name].get("anyOf", [schema[name]])
             kinds = ", ".join(kind for kind in map(type_of, types) if kind != "null")
             default = json.dumps(recipe.Recipe.model_fields[name].get_default(call_default_factory=True))
             meaning = escape(schema[name]["description"]) + (" *May change.*" if name in recipe.MAY_CHANGE else "")
             lines.append(row(f"`{name}`", kinds, f"`{default}`", ", ".join(filter(None, map(limits, types))), meaning))
         lines.append("")
-    lines += ["## Recipes in the package", "", "| recipe | description |", "|---|---|"]
-    for path in sorted(recipe.SHIPPED.glob("*.yaml")):
-        lines.append(row(f"`{path.stem}`", first_comment(path)))
+    lines += ["## Recipes in the package", "", "| recipe | description | run? |", "|---|---|---|"]
+    for name in recipe.shipped_recipes():
+        lines.append(row(f"`{name}`", *map(sentence, recipe.describe_recipe(name))))
     return "\n".join(lines)
-
-
-def recipe_groups(recipe: Any) -> list[tuple[str, list[str]]]:
-    """Return the keys under each comment `# --- title ---` of the class."""
-    groups: list[tuple[str, list[str]]] = []
-    for line in inspect.getsource(recipe).splitlines():
-        if title := re.match(r"    # --- (.*?) ---", line):
-            groups.append((title[1][:1].upper() + title[1][1:], []))
-        elif (key := re.match(r"    (\w+): ", line)) and key[1] in recipe.model_fields:
-            groups[-1][1].append(key[1])
-    listed = [name for _, names in groups for name in names]
-    if listed != list(recipe.model_fields):
-        raise PluginError("docs/generate.py does not find all recipe keys under the comments of training/recipe.py")
-    return groups
 
 
 def type_of(schema: dict[str, Any]) -> str:
@@ -166,11 +151,6 @@ def limits(schema: dict[str, Any]) -> str:
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     found = [(sign, schema[key]) for key, sign in signs.items() if key in schema]
     return ", ".join(f"{sign} {'2^63' if value == 2**63 else value}" for sign, value in found)
-
-
-def first_comment(path: Path) -> str:
-    lines = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-    return sentence(re.split(r"(?<=\.) (?=[A-Z])", " ".join(lines))[0])
 
 
 # ---- the model configuration ---------------------------------------------------------------------------------------

@@ -21,10 +21,10 @@ from vaswani_transformer.onnx_translator import graph_inputs, onnx_file_name
 from vaswani_transformer.pictures import attention_figure
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.torch_translator import TorchTranslator
-from vaswani_transformer.training_curve import curve_figure, curves_of
+from vaswani_transformer.training_run import curve_figure, curves_of, format_hours
 
 from .contents import Files
-from .provenance import Provenance, hours, public_command, public_recipe
+from .provenance import Provenance, public_command, public_recipe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,12 +65,12 @@ def write_card(
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters |= {
         "cell": lambda text: one_line(text).replace("|", "\\|"),
-        "hours": hours,
+        "hours": format_hours,
         "language": lambda code: LANGUAGES.get(code, code),
         "thousands": "{:,}".format,
     }
     config, translation = translator.model.config, translator.translate([example])[0] if example else None
-    recipe = public_recipe(provenance.run.get("identity", {}))
+    recipe = public_recipe(provenance.run.get("fixed_keys", {}))
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         card_data=card_data(repo_id, provenance, files, example, translation).to_yaml(),
         repo_id=repo_id,

@@ -14,13 +14,18 @@ from typing import Any
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import existing_file
 from vaswani_transformer.model_folder import CONVERSION_NOTES, read_json_object
-from vaswani_transformer.training_curve import read_metrics
+from vaswani_transformer.training_run import (
+    METRICS,
+    RESULT_COLUMNS,
+    format_hours,
+    read_metrics,
+    read_progress,
+    read_run,
+    read_state,
+)
 
 # Beside the programs, in a clone and in the wheel.
 SHIPPED_RESULTS = Path(__file__).resolve().parents[1] / "training" / "results"
-REQUIRED_COLUMNS = ("date", "commit", "command", "hardware", "hours", "parameters", "data", "test", "sentences", "beam",
-                    "alpha", "bleu", "bleu_signature", "bleu_lowercase", "bleu_lowercase_signature", "chrf",
-                    "chrf_signature")  # fmt: skip
 # Options of a training command that name folders. They do not affect the result, and published rows leave them out.
 FOLDER_OPTIONS = ("--data", "--output-dir", "--output_dir", "--cache")
 
@@ -41,11 +46,11 @@ class Provenance:
         parameters: the number that its rows must have.  results: CSV files in addition to the shipped ones
         Raises InputError for a results file without a row of this model; BrokenFileError for the files of the folder.
         """
-        self.run = read_if_present(folder / "run.json", "recipe")
-        self.conversion = read_if_present(folder / "conversion.json", "options")
-        log = folder / "metrics.jsonl"
+        self.run = read_run(folder)
+        conversion, log = folder / "conversion.json", folder / METRICS
+        self.conversion = read_json_object(conversion, "options") if conversion.is_file() else {}
         self.metrics = read_metrics(log) if log.is_file() else []
-        self.progress, self.environment = read_progress(folder, self.metrics)
+        self.progress, self.environment = read_progress(folder), read_state(folder).get("environment", {})
         notes = folder / CONVERSION_NOTES
         self.notes = notes.read_text(encoding="utf-8").splitlines()[2:] if notes.is_file() else []
         self.results = self.matching_rows(parameters, results)
@@ -110,20 +115,6 @@ class Provenance:
         return [option for option, value in known.items() if not value]
 
 
-def read_if_present(path: Path, *objects: str) -> dict[str, Any]:
-    return read_json_object(path, *objects) if path.is_file() else {}
-
-
-def read_progress(folder: Path, metrics: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return progress and environment from the last checkpoint, or progress alone from the log."""
-    paths = folder.glob("checkpoints/step-*/trainer_state.json")
-    states = {int(path.parent.name[5:]): path for path in paths if path.parent.name[5:].isdecimal()}
-    if states:
-        state = read_json_object(states[max(states)], "progress", "environment")
-        return state.get("progress", {}), state.get("environment", {})
-    return next((line for line in reversed(metrics) if {"step", "seconds", "tokens"} <= line.keys()), {}), {}
-
-
 # ---- rows of results files, which `evaluate --record` wrote ------------------------------------------------------
 
 
@@ -131,9 +122,9 @@ def rows_of_run(path: Path, command: str, parameters: int, progress: dict[str, A
     """Return the rows of a results file whose command, parameters, steps and hours are those of a run."""
     expected = {"parameters": str(parameters)}
     if progress:  # two runs of the same command differ in these
-        expected |= {"steps": str(progress["step"]), "hours": hours(progress["seconds"])}
+        expected |= {"steps": str(progress["step"]), "hours": format_hours(progress["seconds"])}
         if "cpu_seconds" in progress:
-            expected["cpu_hours"] = hours(progress["cpu_seconds"])
+            expected["cpu_hours"] = format_hours(progress["cpu_seconds"])
     same = [row for row in read_results(path) if all(row.get(key) == value for key, value in expected.items())]
     return [row for row in same if words_without_folders(row["command"]) == words_without_folders(command)]
 
@@ -143,7 +134,7 @@ def read_results(path: Path) -> list[dict[str, str]]:
     with existing_file(path).open(newline="", encoding="utf-8") as file:
         try:
             reader = csv.DictReader(file, strict=True)
-            if missing := [name for name in REQUIRED_COLUMNS if name not in (reader.fieldnames or ())]:
+            if missing := [name for name in RESULT_COLUMNS if name not in (reader.fieldnames or ())]:
                 raise InputError(f"{path} is not a results file: it lacks the column {', '.join(missing)}")
             return [{key: value or "" for key, value in row.items() if key} for row in reader]
         except (csv.Error, UnicodeDecodeError) as error:
@@ -170,11 +161,6 @@ def command_words(command: str) -> list[str]:
         return shlex.split(command)
     except ValueError:  # an unclosed quotation mark
         return command.split()
-
-
-def hours(seconds: float) -> str:
-    """Format a duration as the results files do."""
-    return str(round(seconds / 3600, 3))
 
 
 # ---- without local folders ---------------------------------------------------------------------------------------

@@ -8,13 +8,14 @@ import torch
 from safetensors.torch import load_model, save_model
 from torch import nn
 
-from training.input_pipeline import InputPipeline, on_device
-from training.prepare import Prepared, prepare
-from training.processes import make_accelerator
+from training.batches import to_device
+from training.machine import make_accelerator
 from training.recipe import Recipe
 from training.report import Reporter
 from training.run_folder import differences
 from training.schedule import linear_decay
+from training.stopping import Signals
+from training.train import Run
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object, write_json
 from vaswani_transformer.modeling_vaswani_transformer import label_smoothed_cross_entropy
@@ -32,7 +33,7 @@ UNUSED = (
 )  # fmt: skip
 
 
-def train_lstm(recipe: Recipe) -> tuple[RnnWithAttention, Prepared]:
+def train_lstm(recipe: Recipe) -> tuple[RnnWithAttention, Run]:
     """Train an LSTM of the same size as the recipe's model, on its batches, with its dropout and its label smoothing.
 
     The learning rate and Adam's settings are the LSTM's own; it computes in float32 and is not averaged.
@@ -42,18 +43,20 @@ def train_lstm(recipe: Recipe) -> tuple[RnnWithAttention, Prepared]:
     check_lstm_recipe(recipe)
     folder = Path(recipe.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    prepared = prepare(recipe, folder, make_accelerator(recipe, folder), Reporter(True))
-    size = prepared.model.num_parameters()
+    accelerator = make_accelerator(recipe.mixed_precision, [], folder, {})
+    run = Run(recipe.settings(), accelerator, Reporter(True), Signals())
+    transformer: Any = run.network.model
     torch.manual_seed(recipe.seed)
-    model = make_rnn(size, len(prepared.text.tokenizer), "lstm", prepared.config.dropout)
-    model.to(prepared.accelerator.device)
+    vocabulary, dropout = len(run.corpora.tokenizer), transformer.config.dropout
+    model = make_rnn(transformer.num_parameters(), vocabulary, "lstm", dropout)
+    model.to(accelerator.device)
     if (folder / LOSSES).is_file():
         check_same_recipe(recipe)
         load_model(model, folder / WEIGHTS)
     else:
-        fit(model, prepared)
+        fit(model, run, recipe)
     model.eval()
-    return model, prepared
+    return model, run
 
 
 def check_lstm_recipe(recipe: Recipe) -> None:
@@ -76,25 +79,24 @@ def select_fixed_keys(recipe: Recipe) -> dict[str, Any]:
     return recipe.fixed_keys() | {"max_steps": recipe.max_steps, "max_epochs": recipe.max_epochs}
 
 
-def fit(model: RnnWithAttention, prepared: Prepared) -> None:
+def fit(model: RnnWithAttention, run: Run, recipe: Recipe) -> None:
     """Train the LSTM for the recipe's steps, and save it with its losses per target token."""
-    recipe, folder, steps = prepared.recipe, Path(prepared.recipe.output_dir), prepared.total_steps
+    folder, steps = run.output, run.total_steps
     began = time.process_time()
     model.train()
     optimizer = torch.optim.Adam(model.parameters())
-    pipeline = InputPipeline(prepared)
     losses: list[tuple[int, float]] = []  # (step, loss) at every log line
     total, tokens = 0.0, 0
     for step in range(1, steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * linear_decay(step, steps, 0.5)  # constant in the first half
-        batches = pipeline.take(step - 1)
+        batches = run.stepper.input.take(step - 1)
         for part in batches.micro_batches:
-            batch: Any = on_device(part.batch, prepared.accelerator.device)
+            batch: Any = to_device(part.batch, run.network.accelerator.device)
             source, mask, target, positions, labels = batch
             logits = model(source, target, mask).flatten(0, 1)[positions]
-            smoothing = recipe.label_smoothing, recipe.label_smoothing_spread
-            loss = label_smoothed_cross_entropy(logits, labels, *smoothing, num_items_in_batch=1)  # the sum
+            smoothing = recipe.label_smoothing
+            loss = label_smoothed_cross_entropy(logits, labels, smoothing, num_items_in_batch=1)  # the sum
             (loss / batches.target_tokens).backward()
             total += loss.item()
         tokens += batches.target_tokens
@@ -103,9 +105,9 @@ def fit(model: RnnWithAttention, prepared: Prepared) -> None:
         optimizer.zero_grad()
         if step % recipe.log_every == 0 or step == steps:
             losses.append((step, total / tokens))
-            prepared.reporter.say(f"{folder.name}: step {step}/{steps}  loss {total / tokens:.3f}")
+            run.reporter.say(f"{folder.name}: step {step}/{steps}  loss {total / tokens:.3f}")
             total, tokens = 0.0, 0
-    pipeline.close()
+    run.stepper.input.close()
     save_model(model, str(folder / WEIGHTS))
     cpu_seconds = time.process_time() - began
     write_json(folder / LOSSES, {"losses": losses, "cpu_seconds": cpu_seconds, "recipe": select_fixed_keys(recipe)})

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from training.cost import matmul_flop_rate
 from training.estimate import estimate
+from training.metrics import matmul_flop_rate
 from training.recipe import load_recipe, shipped_recipes
 from training.recipe_options import parse_options
 from training.result_row import hardware

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from sacrebleu.metrics.bleu import BLEU
 
-from training.checkpoint_folders import progress_of
-from training.evaluation_text import text_of_recipe
+from training.evaluate import read_recipe_text
 from training.model import model_config
 from training.recipe import Recipe, load_recipe
 from training.result_row import parameters
@@ -25,6 +24,7 @@ from training.train import train
 from vaswani_transformer import PRESETS, TorchTranslator, VaswaniTransformerConfig
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.training_run import read_progress
 
 from .parallel import run_in_processes
 from .result_files import (
@@ -139,7 +139,7 @@ def train_row(
     model = folder / f"{row}-seed{seed}"
     recipe = load_recipe(RECIPE, {**options, **changes, "seed": str(seed), "output_dir": str(model)})
     train(recipe)
-    progress = progress_of(model)
+    progress = read_progress(model)
     result = {
         "row": row,
         "seed": seed,
@@ -158,7 +158,7 @@ def train_row(
 
 def measure(model: Path, recipe: Recipe) -> dict[str, Any]:
     """Return perplexity per token and BLEU on the development set, as in the paper's table."""
-    development = text_of_recipe(recipe.model_copy(update={"test": []}))  # with a test corpus, it returns that one
+    development = read_recipe_text(recipe.model_copy(update={"test": []}))  # with a test corpus, it returns that one
     translator = TorchTranslator.from_pretrained(model)
     nats = nats_per_token(translator, development.sources, development.references)
     metric = BLEU(force=True)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.batches import Epoch, RunBatches, plan_batches, shares
+from training.batches import Epoch, RunBatches, batch_by_length, shares
 
 lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=200)
 
@@ -29,49 +29,53 @@ def normal_lengths(count: int) -> tuple[np.ndarray, np.ndarray]:
 @given(lengths, st.integers(60, 300), st.integers(1, 4), st.integers(0, 5))
 def test_epochs_cover_every_pair_within_the_budget(pairs, budget, group, epoch):
     source, target = sides(pairs)
-    plan = plan_batches(source, target, budget, group)
-    order = Epoch(plan, seed=3, epoch=epoch)
-    batches = [batch for i in range(plan.steps_per_epoch) for batch in order.step(i)]
-    assert len(batches) == plan.steps_per_epoch * group
+    batching = batch_by_length(source, target, budget, group)
+    order = Epoch(batching, seed=3, epoch=epoch)
+    batches = [batch for i in range(batching.steps_per_epoch) for batch in order.step(i)]
+    assert len(batches) == batching.steps_per_epoch * group
     for batch in batches:
         assert (source[batch].max() + target[batch].max()) * len(batch) <= budget
-    once = batches[: plan.micro_batches_per_epoch]
+    once = batches[: batching.micro_batches_per_epoch]
     assert sorted(np.concatenate(once).tolist()) == list(range(len(pairs)))
     # The last step is filled with the first batches of the epoch.
     for extra, batch in zip(
-        batches[plan.micro_batches_per_epoch :], np.resize(np.arange(plan.micro_batches_per_epoch), group), strict=False
+        batches[batching.micro_batches_per_epoch :],
+        np.resize(np.arange(batching.micro_batches_per_epoch), group),
+        strict=False,
     ):
         np.testing.assert_array_equal(extra, batches[batch])
 
 
 @pytest.mark.parametrize("budget", [40, 45])
 def test_micro_batches_are_filled(budget):
-    plan = plan_batches(np.full(10, 4, np.int32), np.full(10, 6, np.int32), budget)  # 4 pairs of 4 + 6 tokens fit
-    assert np.diff(plan.starts).tolist() == [4, 4, 2]
+    batching = batch_by_length(
+        np.full(10, 4, np.int32), np.full(10, 6, np.int32), budget
+    )  # 4 pairs of 4 + 6 tokens fit
+    assert np.diff(batching.starts).tolist() == [4, 4, 2]
 
 
 def test_the_order_of_access_does_not_change_batches():
     source, target = normal_lengths(3000)
-    plan = plan_batches(source, target, 500, 4)
-    forwards, jumping = RunBatches(plan, seed=1), RunBatches(plan, seed=1)
-    taken = [forwards.step(i) for i in range(3 * plan.steps_per_epoch)]
-    for step in (2 * plan.steps_per_epoch + 1, 0, len(taken) - 1, plan.steps_per_epoch):
+    batching = batch_by_length(source, target, 500, 4)
+    forwards, jumping = RunBatches(batching, seed=1), RunBatches(batching, seed=1)
+    taken = [forwards.step(i) for i in range(3 * batching.steps_per_epoch)]
+    for step in (2 * batching.steps_per_epoch + 1, 0, len(taken) - 1, batching.steps_per_epoch):
         for ours, theirs in zip(jumping.step(step), taken[step], strict=True):
             np.testing.assert_array_equal(ours, theirs)
 
 
 def test_epochs_and_seeds_change_order_and_batches():
     source, target = normal_lengths(3000)
-    plan = plan_batches(source, target, 500)
+    batching = batch_by_length(source, target, 500)
 
     def companies(seed, epoch):
-        order = Epoch(plan, seed, epoch)
-        return [tuple(sorted(batch)) for i in range(plan.steps_per_epoch) for batch in order.step(i)]
+        order = Epoch(batching, seed, epoch)
+        return [tuple(sorted(batch)) for i in range(batching.steps_per_epoch) for batch in order.step(i)]
 
     first = companies(1, 0)
     for other in (companies(1, 1), companies(2, 0)):
         assert len(set(first) & set(other)) < 0.3 * len(first)
-    orders = [Epoch(plan, seed, epoch).micro_batch_order.tolist() for seed, epoch in ((1, 0), (1, 1), (2, 0))]
+    orders = [Epoch(batching, seed, epoch).micro_batch_order.tolist() for seed, epoch in ((1, 0), (1, 1), (2, 0))]
     assert orders[0] not in orders[1:]
     # The lengths of consecutive steps are uncorrelated.
     longest = [max(source[list(batch)].max(), target[list(batch)].max()) for batch in first]
@@ -93,17 +97,17 @@ def test_any_number_of_processes_can_share_a_step(sizes, processes):
 
 def test_padding_is_below_five_percent_at_4096_tokens():
     source, target = normal_lengths(29_000)
-    plan = plan_batches(source, target, 4096)
-    order = Epoch(plan, 1, 0)
+    batching = batch_by_length(source, target, 4096)
+    order = Epoch(batching, 1, 0)
     real = padded = 0
-    for i in range(plan.steps_per_epoch):
+    for i in range(batching.steps_per_epoch):
         (batch,) = order.step(i)
         real += int(source[batch].sum() + target[batch].sum())
         padded += len(batch) * int(source[batch].max() + target[batch].max())
-    assert 1 - real / padded == pytest.approx(plan.padding())
-    assert plan.padding() < 0.05
+    assert 1 - real / padded == pytest.approx(batching.padding())
+    assert batching.padding() < 0.05
 
 
 def test_a_pair_larger_than_the_budget_is_refused():
     with pytest.raises(ValueError, match="70 tokens does not fit into a micro-batch of 64"):
-        plan_batches(np.array([3, 40]), np.array([4, 30]), 64)
+        batch_by_length(np.array([3, 40]), np.array([4, 30]), 64)

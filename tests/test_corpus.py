@@ -10,8 +10,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from training.corpus import FILES, load_corpus, open_corpus, overlap
-from training.parallel_text import parallel_texts, text_lines, train_and_validation_texts
+from training.corpus import FILES, count_overlap, load_corpus, open_corpus
+from training.parallel_text import (
+    count_pairs,
+    holds_out_validation,
+    open_texts,
+    open_training_and_validation,
+    text_lines,
+)
 from training.recipe import load_recipe
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.tokenization import train_tokenizer
@@ -47,7 +53,7 @@ def load(tmp_path, tokenizer, recipe_for):
     def run(name="train", **keys):
         said = []
         recipe = recipe_for(**keys)
-        return load_corpus(parallel_texts(recipe, [name]), tokenizer, recipe, tmp_path / "cache", said.append), said
+        return load_corpus(open_texts(recipe, [name]), tokenizer, recipe, tmp_path / "cache", said.append), said
 
     return run
 
@@ -107,7 +113,7 @@ def test_any_unicode_text_survives(tmp_path_factory, tokenizer, pairs):
     expected = [(e.strip(), g.strip()) for e, g in expected if e.strip() and g.strip()]
     # A file without a pair is refused, and NUL in the first line may be mistaken for UTF-16.
     assume(expected and "\0" not in "".join(pairs[0]))
-    corpus = load_corpus(parallel_texts(recipe, ["train"]), tokenizer, recipe, folder / "cache", lambda _: None)
+    corpus = load_corpus(open_texts(recipe, ["train"]), tokenizer, recipe, folder / "cache", lambda _: None)
     assert texts_of(corpus, tokenizer) == expected
 
 
@@ -156,7 +162,7 @@ def test_wrong_columns_and_splits_of_a_dataset_are_named(tmp_path, load_dataset,
     with pytest.raises(InputError, match="no split 'dev'; splits: train"):
         load_dataset("nested", "dev")
     with pytest.raises(InputError, match="has only split .*, not 'dev'"):  # not the training text again
-        parallel_texts(recipe_for(data=None, dataset=str(tmp_path / "flat"), train=["train"]), ["dev"])
+        open_texts(recipe_for(data=None, dataset=str(tmp_path / "flat"), train=["train"]), ["dev"])
     datasets.Dataset.from_list([{"en": "a", "de": 3}, {"en": "b", "de": 4}]).save_to_disk(str(tmp_path / "numbers"))
     with pytest.raises(InputError, match="row 1: 'de' is int, must be text"):
         load_dataset("numbers")
@@ -205,7 +211,7 @@ def test_the_cache_distinguishes_translation_directions(tmp_path, load):
 def test_the_cache_distinguishes_tokenizers(tmp_path, tokenizer, recipe_for):
     write_both(tmp_path)
     recipe = recipe_for()
-    texts, other = parallel_texts(recipe, ["train"]), train_tokenizer(GERMAN * 3, 270)
+    texts, other = open_texts(recipe, ["train"]), train_tokenizer(GERMAN * 3, 270)
     made = {
         load_corpus(texts, source, recipe, tmp_path / "cache", lambda _: None, target).sha256
         for source, target in ((tokenizer, None), (other, None), (tokenizer, other))
@@ -217,9 +223,10 @@ def test_several_corpora_are_concatenated(tmp_path, tokenizer, recipe_for):
     write_both(tmp_path)
     write(tmp_path, "more.tsv", ["one\teins"])
     recipe = recipe_for(train=["train", "more.tsv"])
-    texts = parallel_texts(recipe, recipe.train)
+    texts = open_texts(recipe, recipe.train)
     corpus = load_corpus(texts, tokenizer, recipe, tmp_path / "cache", lambda _: None)
     assert texts_of(corpus, tokenizer) == [*PAIRS, ("one", "eins")]
+    assert count_pairs(texts) == 5
     assert list(text_lines(texts)) == [*ENGLISH, *GERMAN, "one", "eins"]
 
 
@@ -267,32 +274,32 @@ def test_a_part_is_held_out_without_validation_text(tmp_path):
     numbers = range(1, 121)
     write_both(tmp_path, [f"{number} en" for number in numbers], [f"{number} de" for number in numbers])
     recipe = load_recipe(None, {"data": str(tmp_path)})
-    parts = train_and_validation_texts(recipe)
-    assert parts.held_out
+    parts = open_training_and_validation(recipe)
+    assert holds_out_validation(recipe)
     train, held_out = (
         [
             (number, pair)
             for chunk in text.chunks()
             for number, pair in enumerate(zip(chunk.sources, chunk.targets, strict=True), chunk.first_line)
         ]
-        for (text,) in (parts.train, parts.validation)
+        for (text,) in parts
     )
     assert [number for number, _ in held_out] == [50, 100]
     assert sorted(train + held_out) == [(number, (f"{number} en", f"{number} de")) for number in numbers]
-    texts = (*parts.train, *parts.validation, *parallel_texts(recipe, ["train"]))
+    texts = (*parts[0], *parts[1], *open_texts(recipe, ["train"]))
     assert len({text.fingerprint() for text in texts}) == 3
     (tmp_path / "val.en").write_text("a\n")
     with pytest.raises(InputError, match="val.de: no such file"):
-        train_and_validation_texts(recipe)
+        open_training_and_validation(recipe)
     (tmp_path / "val.de").write_text("a\n")
-    assert not train_and_validation_texts(recipe).held_out
+    assert not holds_out_validation(recipe)
 
 
 def test_overlap_counts_shared_test_pairs(tmp_path, load):
     """Repetitions in the training text do not count."""
     write_both(tmp_path, ENGLISH * 3, GERMAN * 3)
     write_both(tmp_path, [ENGLISH[1], "New.", ENGLISH[0]], [GERMAN[1], "Neu.", "Etwas anderes."], name="test")
-    assert overlap(load()[0], load("test")[0]) == 1
+    assert count_overlap(load()[0], load("test")[0]) == 1
 
 
 # --- dropped pairs and errors ------------------------------------------------------------------------------------
@@ -337,10 +344,6 @@ def test_invalid_utf8_is_reported_by_line_and_column(tmp_path, load):
     (tmp_path / "train.de").write_bytes(b"Das Haus\n" + b"Ein H\xff\n" + b"gut\nja\n")
     with pytest.raises(InputError, match=r"train\.de line 2: byte 0xff at column 6 is not UTF-8"):
         load()
-    corpus, said = load(encoding_errors="skip")
-    assert len(corpus) == 3 and "dropped 1 not UTF-8 (lines 2)" in said[0]
-    with pytest.raises(InputError, match="line 2: byte 0xff"):  # The cached corpus has other settings.
-        load()
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le"])
@@ -369,9 +372,6 @@ def test_a_corpus_without_usable_pairs_is_refused(tmp_path, load, lines, message
         ('{"translation": {"en": ["a"], "de": "b"}}', r"line 2: 'en' is list"),
         ('{"translation": {"en": "a", "de": "b"', r"line 2: not JSON"),
         ('["a", "b"]', r"line 2: must be {\"translation\": {...}}, found list"),
-        ('{"translation": {"en": "a\\ud800", "de": "b"}}', r"line 2: 'en' has a lone surrogate U\+D800 at character 2"),
-        ("[" * 100_000, r"line 2: not JSON"),
-        ('{"en": "a", "de": ' + "1" * 5000 + "}", r"line 2: not JSON"),
     ],
 )
 def test_json_errors_name_line_and_key(tmp_path, load, line, message):
@@ -391,8 +391,8 @@ def test_a_table_row_without_a_target_is_named_by_line(tmp_path, load):
     [
         ({}, "train", re.escape("/train.en: no such file (nor train.en.gz)")),
         ({"data": "nowhere"}, "train", "there is no folder nowhere"),
-        ({}, "pairs.csv", "has an unsupported format; use NAME for .* not CSV, and not stdin"),
-        ({}, "-", "has an unsupported format; use NAME for .* not CSV, and not stdin"),
+        ({}, "pairs.csv", "has an unsupported format; use NAME.tsv, .* not CSV, and not stdin"),
+        ({}, "-", "has an unsupported format; use NAME.tsv, .* not CSV, and not stdin"),
         ({"data": "embedded", "target_language": "fr"}, "test", r"is English and German \(en, de\), not en to fr"),
     ],
 )

@@ -9,10 +9,11 @@ from conftest import read_rows, write_lines
 from saved_model import ENGLISH, saved_model
 
 from training.evaluate import main
-from training.result_row import COLUMNS, commit
-from training.scores import format_scores, moses_tokenised, scores, split_compounds
+from training.result_row import commit
+from training.scores import format_scores, scores, split_compounds, tokenise_by_moses
 from vaswani_transformer import Translator, __version__
 from vaswani_transformer.tokenization import train_tokenizer
+from vaswani_transformer.training_run import RESULT_COLUMNS
 
 TRANSLATIONS = ["The rich-text editor is here .", "A dog runs.", "Two well-known men sit on a bench."]
 REFERENCES = ["The rich-text editor is there.", "a dog runs.", "Two well-known men are sitting on a bench."]
@@ -31,9 +32,9 @@ def test_bleu_and_chrf_equal_sacrebleu_with_signatures():
 
 def test_tokenised_bleu_matches_the_moses_scripts():
     # tokenizer.perl -l fr cuts after an apostrophe, -l en before it; the scripts turn quotes into plain ones first.
-    assert moses_tokenised(["L’homme « à » l'Eau."], "fr") == ["l&apos; homme &quot; à &quot; l&apos; eau ."]
-    assert moses_tokenised(["It's the Man's dog,"], "en") == ["it &apos;s the man &apos;s dog ,"]
-    assert moses_tokenised(["z.B. rich-text"], "de") == ["z.b. rich-text"]
+    assert tokenise_by_moses(["L’homme « à » l'Eau."], "fr") == ["l&apos; homme &quot; à &quot; l&apos; eau ."]
+    assert tokenise_by_moses(["It's the Man's dog,"], "en") == ["it &apos;s the man &apos;s dog ,"]
+    assert tokenise_by_moses(["z.B. rich-text"], "de") == ["z.b. rich-text"]
     found = scores(["L'Arbre est assis sur un banc."], ["L'homme est assis sur un banc."], language="fr")
     by_hand = ["l' arbre est assis sur un banc ."], [["l' homme est assis sur un banc ."]]
     assert found["bleu_tokenised"] == sacrebleu.corpus_bleu(*by_hand, tokenize="none", force=True).score
@@ -94,7 +95,7 @@ def test_the_command_translates_scores_and_records(model_folder, capsys):
     said = capsys.readouterr().out
     assert expected["bleu_signature"] in said and said.startswith("s, beam 2, length penalty 0.6\n")
     row, again = read_rows(table)
-    assert row == again and tuple(row) == COLUMNS
+    assert row == again and tuple(row) == RESULT_COLUMNS
     assert row["bleu_signature"] == expected["bleu_signature"] and row["parameters"].isdigit()
     expected = {"beam": "2", "sentences": "3", "hours": "1.5", "cpu_hours": "2.5", "steps": "7"}
     assert row == row | expected | {"command": "vaswani-transformer train --config x"}

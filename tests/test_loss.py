@@ -7,9 +7,8 @@ from conftest import TOLERANCE, ModelMaker, labelled_batch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from training.dropout import ByteDropout, use_byte_dropout
 from training.loss import TrainingLoss, linear_cross_entropy
-from training.recipe import load_recipe
+from training.model import ByteDropout, use_byte_dropout
 from vaswani_transformer import label_smoothed_cross_entropy
 
 TOKENS, D_MODEL, VOCABULARY = 23, 8, 31
@@ -35,29 +34,27 @@ def assert_equal(found, expected, *inputs):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("spread", ["all", "others"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [1, 5, 23, 100])
-def test_the_loss_in_parts_equals_the_whole(bias, rows, spread):
+def test_the_loss_in_parts_equals_the_whole(bias, rows):
     """test_model_paper.py compares label_smoothed_cross_entropy with its definition."""
     hidden, weight, offset, labels = random_inputs(bias)
-    loss, plain = linear_cross_entropy(hidden, weight, offset, labels, 0.1, spread, rows)
+    loss, plain = linear_cross_entropy(hidden, weight, offset, labels, 0.1, rows)
     logits = F.linear(hidden, weight, offset)
     torch.testing.assert_close(plain, F.cross_entropy(logits, labels, reduction="sum"), atol=1e-5, rtol=1e-6)
-    expected = label_smoothed_cross_entropy(logits, labels, 0.1, spread=spread, num_items_in_batch=1)
+    expected = label_smoothed_cross_entropy(logits, labels, 0.1, num_items_in_batch=1)
     assert_equal(loss, expected, hidden, weight, offset)
 
 
 def test_huge_logits_stay_finite():
     hidden, weight, offset, labels = random_inputs()
-    loss, plain = linear_cross_entropy(hidden * 1e4, weight * 1e2, offset, labels, 0.1, "others", 4)
+    loss, plain = linear_cross_entropy(hidden * 1e4, weight * 1e2, offset, labels, 0.1, 4)
     assert torch.isfinite(loss) and torch.isfinite(plain)
     assert all(torch.isfinite(g).all() for g in gradients_of(loss, hidden, weight, offset))
 
 
-@pytest.mark.parametrize("spread", ["others", "all"])
 @pytest.mark.parametrize("output_bias", [True, False])
-def test_the_training_loss_equals_the_models_loss(tiny_model, spread, output_bias):
+def test_the_training_loss_equals_the_models_loss(tiny_model, output_bias):
     model = tiny_model(dropout=0.0, output_bias=output_bias)
     generator = torch.Generator().manual_seed(1)
     source = torch.randint(4, 30, (3, 7), generator=generator)
@@ -65,15 +62,13 @@ def test_the_training_loss_equals_the_models_loss(tiny_model, spread, output_bia
     source[1, 5:], mask[1, 5:] = 1, 0
     labels = torch.randint(4, 30, (3, 6), generator=generator)
     labels[0, 4:] = labels[2, 2:] = -100
-    module = TrainingLoss(model, 0.1, spread).train()
+    module = TrainingLoss(model, 0.1).train()
     positions = (labels.flatten() != -100).nonzero()[:, 0]
     loss, plain = module(
         source, mask, model.prepare_decoder_input_ids_from_labels(labels), positions, labels.flatten()[positions]
     )
     ours = torch.autograd.grad(loss, list(model.parameters()))
-    output = model(
-        source, mask, labels=labels, label_smoothing=0.1, label_smoothing_spread=spread, num_items_in_batch=1
-    )
+    output = model(source, mask, labels=labels, label_smoothing=0.1, num_items_in_batch=1)
     torch.testing.assert_close(loss, output.loss, atol=1e-4, rtol=1e-6)
     for a, b in zip(ours, torch.autograd.grad(output.loss, list(model.parameters())), strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
@@ -109,8 +104,8 @@ def test_training_compiles_once_for_all_sizes(tiny_model, attention):
     """Batch sizes, lengths and numbers of target tokens all vary."""
     torch._dynamo.reset()
     model = tiny_model(attn_implementation=attention, attention_dropout=0.1, encoder_layers=1, decoder_layers=1)
-    assert use_byte_dropout(load_recipe("demo"), model, torch.device("cpu"))
-    module = TrainingLoss(model, 0.1, "others").train()
+    use_byte_dropout(model)
+    module = TrainingLoss(model, 0.1).train()
     captured = CompileCounter()
     compiled = torch.compile(module, backend=captured, dynamic=True)
     generator = torch.Generator().manual_seed(0)

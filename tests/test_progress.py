@@ -1,10 +1,10 @@
-"""training/progress.py and training/stopping.py: limits, signals, and steps without a finite gradient."""
+"""training/checkpoints.py and training/stopping.py: limits, signals, and steps without a finite gradient."""
 
 import signal
 
 import pytest
 
-from training.progress import Progress
+from training.checkpoints import MAX_BAD_STEPS, Progress
 from training.recipe import load_recipe
 from training.stopping import Signals, StopReason, limit_reached
 from vaswani_transformer.errors import InputError
@@ -29,10 +29,11 @@ def test_the_first_limit_ends_the_run(options, progress, reached):
 def test_only_consecutive_bad_gradients_end_the_run():
     progress = Progress()
     for finite in (False, True, False, True, False):
-        progress.record_gradient(1, finite, limit=2)
+        progress.record_gradient(finite)
     assert progress.skipped_steps == 3
-    with pytest.raises(InputError, match="2 steps in a row"):
-        progress.record_gradient(4, False, limit=2)
+    with pytest.raises(InputError, match=f"{MAX_BAD_STEPS} steps in a row"):
+        for _ in range(MAX_BAD_STEPS - 1):
+            progress.record_gradient(False)
 
 
 def test_a_nan_loss_is_never_the_best():

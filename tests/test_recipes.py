@@ -5,17 +5,20 @@ import json
 import pytest
 import torch
 import yaml
+from conftest import read_rows, write_lines
 from torch.utils.flop_counter import FlopCounterMode
 
-import training.estimate as estimate_module
+from training import metrics, parallel_text
 from training.cost import count_parameters, training_flops
-from training.estimate import estimate, format_estimate
+from training.estimate import estimate
 from training.plan import main as plan_command
-from training.recipe import SHIPPED, Recipe, load_recipe, recipe_path, shipped_recipes
-from training.recipe_options import parse_options, parse_recipe
+from training.recipe import SHIPPED, Recipe, describe_recipe, load_recipe, recipe_path, shipped_recipes
+from training.recipe_options import SIZES, Size, parse_options, read_command, read_processes, scale
 from vaswani_transformer import PRESETS, VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import InputError
+
+RESULTS = SHIPPED.parent / "results"
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
@@ -74,8 +77,8 @@ def test_names_are_not_parsed_as_yaml(name):
 def test_the_recipe_sets_the_number_of_processes(tmp_path):
     (tmp_path / "two.yaml").write_text("processes: 2\n")
     words = ["--config", str(tmp_path / "two.yaml"), "--seed", "3"]
-    assert parse_recipe(words).processes == 2 and parse_recipe([*words, "--processes=3"]).processes == 3
-    assert parse_recipe(["--config", "demo"]).processes is None
+    assert read_processes(words) == 2 and read_processes([*words, "--processes=3"]) == 3
+    assert read_processes(["--config", "demo"]) is None
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,7 @@ def test_the_recipe_sets_the_number_of_processes(tmp_path):
         ({"model": "d_model=3"}, "--model is 'd_model=3', must be a table, such as {dropout: 0.3}$"),
         ({"vocab_size": "1000000000"}, "--vocab_size is '1000000000', must be less than or equal to 1000000"),
         ({"label_smoothing": "nan"}, "--label_smoothing is 'nan', must be a finite number"),
-        ({"label_smoothing_spread": "some"}, "--label_smoothing_spread is 'some', must be 'others' or 'all'"),
+        ({"compile": "some"}, "--compile is 'some', must be 'auto', 'yes' or 'no'"),
         ({"train": "[]"}, "train is empty"),
         ({"source_language": "de"}, "^--source_language: source_language and target_language are both 'de'"),
         ({"output_dir": "[a, b]"}, r"--output_dir is \['a', 'b'\], must be a valid string"),
@@ -127,8 +130,6 @@ def test_every_key_has_a_description_in_the_help(capsys):
     [
         ("a: [", "is not YAML"),
         ("- a", "must hold `key: value` lines, not a list"),
-        ("warmup_steps: yes", "mine.yaml: warmup_steps is True, must be a number"),
-        ("model: &a {d_model: *a}", "Circular reference"),
         ("warmup_steps: many", "mine.yaml: warmup_steps is 'many', must be a valid integer"),
         ("warmup_step: 3", "mine.yaml: warmup_step: unknown key; did you mean 'warmup_steps'"),
         ("seed: 1\n\nseed: 2", "mine.yaml is not YAML: line 3 gives seed a second time; give it once"),
@@ -154,9 +155,63 @@ def test_recipes_are_listed_and_shown(capsys):
     main(["recipes"])
     listed = capsys.readouterr().out
     assert all(f"{name}\n    " in listed for name in shipped_recipes())
-    assert "the base model on WMT 2014 English-German.\n" in listed and "multi30k_en_de suits 10,000 to" in listed
+    assert "the base model on WMT 2014 English-German.\n    Never run to its end.\n" in listed
+    assert "counts the pairs and chooses tiny, small, base or big" in listed and listed.startswith("tiny\n")
     main(["recipes", "show", "demo"])
     assert capsys.readouterr().out == recipe_path("demo").read_text()
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_recipes_with_results_say_that_they_were_run(name):
+    commands = [row["command"] for path in RESULTS.glob("*.csv") for row in read_rows(path)]
+    _, status = describe_recipe(name)
+    if any(f"--config {name} " in f"{command} " for command in commands):
+        assert status.startswith("Run to its end")
+    elif name != "multi30k_en_fr":  # see benchmarks/results/stopping_rules.csv
+        assert status.startswith("Never run to its end")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "name"),
+    [(1, "tiny"), (50_000, "tiny"), (50_001, "small"), (10**6, "small"), (4_500_000, "base"), (36_000_000, "big")],
+)
+def test_the_number_of_pairs_chooses_a_recipe_that_keeps_case_and_the_papers_length_penalty(
+    tmp_path, monkeypatch, capsys, pairs, name
+):
+    monkeypatch.setattr(parallel_text, "count_pairs", lambda _: pairs)
+    write_lines(tmp_path / "train.en", ["a"])
+    write_lines(tmp_path / "train.de", ["b"])
+    recipe = read_command(None, ["--data", str(tmp_path), "--model.dropout", "0.25", "--warmup-steps", "77"])
+    assert (recipe.lowercase, recipe.length_penalty, recipe.warmup_steps) == (False, 0.6, 77)
+    assert recipe.model == load_recipe(name).model | {"dropout": 0.25}
+    said = capsys.readouterr().err
+    assert said.startswith(f"{pairs:,} pairs: recipe {name}, max_steps {recipe.max_steps:,}, vocab_size ")
+    assert said.count("\n") == 1 and "choose another with --config NAME" in said
+
+
+def test_a_given_preset_or_recipe_is_not_replaced(tmp_path):
+    missing = ["--data", str(tmp_path / "nowhere")]
+    assert read_command(None, [*missing, "--preset", "big"]).max_steps == 100_000
+    assert read_command("demo", missing).max_steps == load_recipe("demo").max_steps
+    with pytest.raises(InputError, match="there is no folder .*nowhere"):
+        read_command(None, missing)
+    with pytest.raises(
+        InputError, match="dataset owner/name is on the Hub, .*; name a recipe with --config: tiny, small"
+    ):
+        read_command(None, ["--dataset", "owner/name"])
+
+
+@pytest.mark.parametrize("size", SIZES, ids=[size.recipe for size in SIZES])
+def test_steps_grow_with_the_pairs_within_limits(size: Size):
+    written = load_recipe(size.recipe)
+    assert scale(size, size.written_for)["max_steps"] == written.max_steps
+    counts = [scale(size, int(size.written_for * share))["max_steps"] for share in (0.01, 0.5, 1.5, 100)]
+    assert counts == pytest.approx([steps * (written.max_steps or 0) for steps in (1 / 3, 1 / 2, 3 / 2, 2)], rel=0.02)
+    few = scale(size, 3000)
+    assert few["vocab_size"] == 1000 and few["warmup_steps"] <= few["max_steps"] / 4
+    if written.learning_rate is not None:  # it rises as fast
+        rise = written.learning_rate / written.warmup_steps
+        assert few["learning_rate"] / few["warmup_steps"] == pytest.approx(rise, rel=0.05)
 
 
 def test_a_recipe_survives_yaml_and_json(tmp_path):
@@ -198,10 +253,25 @@ def test_the_paper_base_model_costs_9_5e17_flop():
     assert plan["flop"] == pytest.approx(9.5e17, rel=0.01)
 
 
-def test_no_plan_shows_more_than_the_peak(monkeypatch):
-    monkeypatch.setattr(estimate_module, "measure", lambda *_: (1000.0, 1.0))  # tokens/s, FLOP/s
-    plan = estimate(load_recipe("paper_base_en_de"), seconds=1)
-    assert plan["mfu"] is None and "%" not in format_estimate(plan)
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA A10", 125e12),
+        ("NVIDIA A10G", None),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L40", None),
+    ],
+)
+def test_mfu_is_the_share_of_the_vendors_peak_on_a_known_gpu(monkeypatch, name, peak):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
+    monkeypatch.setattr(metrics, "matmul_flop_rate", lambda *_: 7e12)
+    found = metrics.peak_flop_rate(torch.device("cuda"), torch.bfloat16, 1)
+    assert found == (("product_share", 7e12) if peak is None else ("mfu", peak))
+    assert metrics.peak_flop_rate(torch.device("cuda"), torch.float32, 1) == ("product_share", 7e12)
 
 
 def test_a_plan_counts_steps_and_measures_speed(capsys):
@@ -211,7 +281,7 @@ def test_a_plan_counts_steps_and_measures_speed(capsys):
     assert "building the model, then measuring the speed for 0.2 s" in output.err
     assert plan["pairs"] > 15_000 and 0 < plan["padding"] < 0.05 and plan["vocabulary"] == 400
     assert plan["steps"] == min(load_recipe("demo").max_steps, 2 * plan["steps_per_epoch"])
-    assert plan["hours"] > 0 and (plan["mfu"] is None or 0 < plan["mfu"] <= 1)
+    assert plan["hours"] > 0 and plan["product_share"] > 0
     plan_command(["--config", "multi30k_en_de", "--data", "null", "--dataset", "owner/name", "--seconds", "0"])
     said = capsys.readouterr().out
     assert "on the Hub, not downloaded: steps per epoch unknown" in said and "FLOP in total" not in said

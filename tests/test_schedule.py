@@ -35,7 +35,7 @@ def test_decay_is_linear_and_ends_at_zero():
 
 
 def rate_of(step: int, total_steps: int, **keys: str) -> float:
-    return learning_rate(load_recipe(None, {"warmup_steps": "10", **keys}), 512, step, total_steps)
+    return learning_rate(load_recipe(None, {"warmup_steps": "10", **keys}), 512, total_steps, step)
 
 
 def test_the_recipe_scales_and_decays_the_rate():

@@ -16,7 +16,7 @@ from training_runs import records_of
 from training.corpus import load_corpus
 from training.estimate import estimate
 from training.model import model_config
-from training.parallel_text import parallel_texts
+from training.parallel_text import open_texts
 from training.recipe import Recipe, load_recipe
 from training.tokenizer import load_tokenizers, sizes_and_ids
 from training.train import train
@@ -46,8 +46,9 @@ def recipe_of(folder: Path, **keys: Any) -> Recipe:
 
 
 def loaded(recipe: Recipe, said: list[str] | None = None) -> tuple[Any, Any]:
-    texts = parallel_texts(recipe, recipe.train)
-    return load_tokenizers(recipe, Path(recipe.output_dir), texts, (said if said is not None else []).append)
+    texts = open_texts(recipe, recipe.train)
+    say = (said if said is not None else []).append
+    return load_tokenizers(recipe, recipe.initial_weights, Path(recipe.output_dir), texts, say)
 
 
 def changed(folder: Path, change: Any) -> None:
@@ -125,7 +126,7 @@ def test_a_tokenizer_without_an_end_token_is_refused(folder):
 def test_truncation_and_padding_in_tokenizer_json_are_ignored(folder, change):
     def lengths() -> list[list[int]]:
         recipe = recipe_of(folder)
-        texts = parallel_texts(recipe, ["train"])
+        texts = open_texts(recipe, ["train"])
         corpus = load_corpus(texts, loaded(recipe)[0], recipe, folder / "cache", lambda _: None)
         return [list(corpus.source_lengths), list(corpus.target_lengths)]
 
@@ -155,8 +156,11 @@ def test_fine_tuning_with_another_tokenizer_warns(folder):
 def test_sizes_other_than_those_of_the_initial_weights_are_named(folder):
     saved_model(folder / "model")
     recipe = recipe_of(folder, initial_weights=str(folder / "model"), model={"d_model": 16, "dropout": 0.3})
-    with pytest.raises(InputError, match=r"^model.d_model is 16, must be 32: the weights of .*model have these sizes;"):
-        model_config(recipe, 300)
+    message = (
+        r"^initial_weights: .*model.safetensors: .* has shape .*32\).*, must be .*16\); --model '{}' keeps the sizes"
+    )
+    with pytest.raises(InputError, match=message):
+        train(recipe)
     kept = recipe.model_copy(update={"model": {"dropout": 0.3, "norm_position": "pre", "d_model": 32}})
     assert model_config(kept, 300).dropout == 0.3
 
@@ -181,7 +185,7 @@ def test_training_steps_equal_plain_torch(folder):
     saved_model(folder / "model")
     numbers: dict[str, Any] = {"adam_beta1": 0.5, "adam_beta2": 0.7, "adam_epsilon": 1e-3, "max_gradient_norm": 0.3}
     numbers |= {"warmup_steps": 2, "learning_rate_factor": 0.2, "decay_share": 0.5, "max_steps": 3}
-    numbers |= {"label_smoothing": 0.3, "label_smoothing_spread": "all", "tokens_per_step": 8000, "log_every": 1}
+    numbers |= {"label_smoothing": 0.3, "tokens_per_step": 8000, "log_every": 1}
     train(recipe_of(folder, initial_weights=str(folder / "model"), model={}, **numbers))
     model: Any = load_model(folder / "model", device="cpu").train()
     batch: Any = trained_tokenizer()(ENGLISH, text_target=GERMAN, return_tensors="pt", padding=True)
@@ -189,7 +193,7 @@ def test_training_steps_equal_plain_torch(folder):
     adam = torch.optim.Adam(model.parameters(), betas=(0.5, 0.7), eps=1e-3)
     records = [record for record in records_of(folder / "run") if "gradient_norm" in record]
     for step, record in enumerate(records, start=1):
-        loss = model(**batch, label_smoothing=0.3, label_smoothing_spread="all").loss
+        loss = model(**batch, label_smoothing=0.3).loss
         adam.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)

@@ -113,21 +113,21 @@ def _name_threads_at_end(_: int) -> None:
 
 
 def _read_text_slowly(seconds: int) -> None:
-    from training import prepare, processes
+    from training import machine, train
 
     def run(read_text: Any, *arguments: Any) -> Any:
         if os.environ["RANK"] == "0":
             time.sleep(seconds)
         return read_text(*arguments)
 
-    _at_call(1, prepare, ("read_text",), run)
-    processes.COLLECTIVE_TIMEOUT = timedelta(seconds=seconds / 2)
+    _at_call(1, train, ("read_corpora",), run)
+    machine.COLLECTIVE_TIMEOUT = timedelta(seconds=seconds / 2)
 
 
 def _hang(seconds: int) -> None:
-    from training import processes
+    from training import machine
 
-    processes.COLLECTIVE_TIMEOUT = timedelta(seconds=seconds)
+    machine.COLLECTIVE_TIMEOUT = timedelta(seconds=seconds)
     if os.environ["RANK"] != "0":
         _at_backward(3, lambda _: time.sleep(1000))
 

@@ -1,16 +1,15 @@
 """Train a Transformer on parallel text (sections 5 and 6 of the paper).
 
-    recipe.py        the settings of a run, from a YAML file and options
-    -> prepare.py    text: tokenised_text.py (parallel_text.py, text_files.py, tokenizer.py, corpus.py);
-                     batches.py; model: model.py (dropout.py, fsdp.py); hardware and processes: machine.py, processes.py
-    -> train.py      the training loop: step.py (input_pipeline.py, loss.py, schedule.py), validation.py,
-                     checkpointer.py (checkpoint_folders.py, tensors.py); limits and signals in stopping.py, output
-                     folder in run_folder.py, logging in report.py and metrics.py, final model in average.py
-    -> evaluate.py   BLEU: evaluation_text.py, scores.py; rows of results: result_row.py
+    recipe.py        the settings of a run, from a YAML file and options, divided into the settings of each part
+    -> train.py      the run: builds the parts below, then takes steps, validates and saves
+    text             parallel_text.py (formats) -> tokenizer.py -> corpus.py (tokenised, memory-mapped)
+    steps            batches.py, model.py (fsdp.py), loss.py, schedule.py -> step.py
+    the run's folder run_folder.py, checkpoints.py (tensors.py), final_model.py; stopping.py, report.py, metrics.py
+    machine          machine.py: processes, and settings that depend on the hardware
+    -> evaluate.py   BLEU: scores.py; rows of results: result_row.py
 
-Further commands: average.py, plan.py (estimate.py, cost.py), translate.py; recipe_options.py
-parses their recipe keys, search_options.py has their options of a search. Data: recipes/, accelerate/, demo_corpus/,
-results/.
+Further commands: average.py, plan.py (estimate.py, cost.py) and demo.py; launch.py starts several processes, and
+recipe_options.py parses recipe keys on command lines. Data: recipes/, accelerate/, demo_corpus/, results/.
 """
 
 import os

@@ -4,8 +4,8 @@ import typer
 
 from vaswani_transformer.exit import exit_cleanly
 
-from .recipe import describe_keys, load_recipe
-from .recipe_options import RECIPE_OPTIONS, Config, parse_options
+from .recipe import describe_keys
+from .recipe_options import RECIPE_OPTIONS, Config, read_command
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -16,7 +16,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
     epilog=describe_keys(),
 )
 def train(context: typer.Context, config: Config = None) -> None:
-    recipe = load_recipe(config, parse_options(context.args))
+    recipe = read_command(config, context.args)
     from .train import train as run
 
     run(recipe)

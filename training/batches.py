@@ -1,13 +1,20 @@
-"""The order of training as a pure function: (seed, epoch, lengths, budget) -> batches.
+"""The order of training as a pure function, (seed, epoch, lengths, budget) -> batches, and the tensors of each step.
 
 A step's batch is `micro_batches` micro-batches of sentences of similar length. They do not depend on the number of
 processes, and all epochs have the same number of steps, so the position of a run is one integer: the steps taken.
 """
 
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
+import torch
+from accelerate import Accelerator
+
+from .corpus import Corpus
 
 
 def random_words(seed: int, stream: int, count: int) -> np.ndarray:
@@ -16,7 +23,7 @@ def random_words(seed: int, stream: int, count: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class BatchPlan:
+class Batching:
     """How a corpus is cut into micro-batches, for all epochs.
 
     pairs_by_length: the pairs, shortest first; starts: where in that order each micro-batch begins, and the end.
@@ -47,9 +54,9 @@ class BatchPlan:
         return 1 - sum(int(side.sum(dtype=np.int64)) for side in sides) / padded
 
 
-def plan_batches(
+def batch_by_length(
     source_lengths: np.ndarray, target_lengths: np.ndarray, tokens_per_micro_batch: int, micro_batches_per_step: int = 1
-) -> BatchPlan:
+) -> Batching:
     """Cut the pairs, ordered by length, into micro-batches of at most this many source + target positions, padded.
 
     lengths: (pairs,), with </s>. The order is by max(source, target), then source, then target. Among pairs
@@ -65,7 +72,7 @@ def plan_batches(
     within = (source << bits) | target
     key = (longest << 2 * bits) | np.where(falling, (1 << 2 * bits) - 1 - within, within)
     order = np.argsort(key, kind="stable").astype(np.int32 if len(source) < 1 << 31 else np.int64)
-    return BatchPlan(
+    return Batching(
         source_lengths,
         target_lengths,
         order,
@@ -90,21 +97,21 @@ def _cut(source: np.ndarray, target: np.ndarray, budget: int) -> np.ndarray:
 class Epoch:
     """The order of one epoch: pairs of equal length are shuffled, then the micro-batches."""
 
-    def __init__(self, plan: BatchPlan, seed: int, epoch: int):
-        self.plan = plan
-        ordered = plan.pairs_by_length
-        same_length = _length_groups(plan.source_lengths[ordered], plan.target_lengths[ordered])
+    def __init__(self, batching: Batching, seed: int, epoch: int):
+        self.batching = batching
+        ordered = batching.pairs_by_length
+        same_length = _length_groups(batching.source_lengths[ordered], batching.target_lengths[ordered])
         noise = random_words(seed, 2 * epoch, len(ordered))
         # Sort by (length group, noise): the group number above 40 bits of noise.
         self.pairs = ordered[np.argsort((same_length.astype(np.uint64) << np.uint64(40)) | (noise >> np.uint64(24)))]
-        shuffled = np.argsort(random_words(seed, 2 * epoch + 1, plan.micro_batches_per_epoch), kind="stable")
+        shuffled = np.argsort(random_words(seed, 2 * epoch + 1, batching.micro_batches_per_epoch), kind="stable")
         # Fill the last step from the front, so that all steps have the same size and no pair is left out.
-        self.micro_batch_order = np.resize(shuffled, plan.steps_per_epoch * plan.micro_batches_per_step)
+        self.micro_batch_order = np.resize(shuffled, batching.steps_per_epoch * batching.micro_batches_per_step)
 
     def step(self, index: int) -> list[np.ndarray]:
         """Return the micro-batches of one step of the epoch, each an array of pairs (indices into the corpus)."""
-        size = self.plan.micro_batches_per_step
-        starts = self.plan.starts
+        size = self.batching.micro_batches_per_step
+        starts = self.batching.starts
         return [self.pairs[starts[b] : starts[b + 1]] for b in self.micro_batch_order[index * size :][:size]]
 
 
@@ -117,12 +124,12 @@ def _length_groups(source: np.ndarray, target: np.ndarray) -> np.ndarray:
 class RunBatches:
     """The batches of a whole training run by step (from 0)."""
 
-    def __init__(self, plan: BatchPlan, seed: int):
-        self.plan = plan
-        self._epoch = lru_cache(maxsize=1)(partial(Epoch, plan, seed))
+    def __init__(self, batching: Batching, seed: int):
+        self.batching = batching
+        self._epoch = lru_cache(maxsize=1)(partial(Epoch, batching, seed))
 
     def step(self, step: int) -> list[np.ndarray]:
-        number, index = divmod(step, self.plan.steps_per_epoch)
+        number, index = divmod(step, self.batching.steps_per_epoch)
         return self._epoch(number).step(index)
 
 
@@ -138,3 +145,93 @@ def shares(micro_batches: list[np.ndarray], rank: int, processes: int) -> list[t
         micro_batches = [pairs[part::parts] for pairs in micro_batches for part in range(parts)]
     missing = -len(micro_batches) % processes
     return list(enumerate([*micro_batches, *[micro_batches[0][:0]] * missing]))[rank::processes]
+
+
+# ---- tensors -----------------------------------------------------------------------------------------------------
+
+
+Batch = tuple[torch.Tensor | None, ...]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    number: int  # within the step
+    batch: Batch
+    weight: float  # 0 for a dummy pair
+
+
+@dataclass(frozen=True)
+class StepBatches:
+    micro_batches: list[MicroBatch]  # of this process
+    source_tokens: int  # of all processes
+    target_tokens: int
+
+
+def make_batch(corpus: Corpus, pairs: np.ndarray, config: Any, device: torch.device) -> Batch:
+    """Return the arguments of TrainingLoss.forward for some pairs of a corpus.
+
+    The tensors stay on the CPU, pinned if the device is a GPU: only pinned memory can be copied asynchronously.
+    """
+    source, source_real = corpus.sources(pairs, config.pad_token_id)
+    target, target_real = corpus.targets(pairs, config.pad_token_id)
+    shifted = np.empty_like(target)
+    shifted[:, 0] = config.decoder_start_token_id
+    shifted[:, 1:] = target[:, :-1]
+    positions = np.flatnonzero(target_real)
+    mask = None if source_real.all() else source_real.astype(np.int64)
+    arrays = (source, mask, shifted, positions, target.reshape(-1)[positions])
+    tensors = [None if a is None else torch.from_numpy(a) for a in arrays]
+    return tuple(t if t is None or device.type != "cuda" else t.pin_memory() for t in tensors)
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    return tuple(t if t is None else t.to(device, non_blocking=True) for t in batch)
+
+
+def own_micro_batches(
+    corpus: Corpus, batches: list[np.ndarray], config: Any, accelerator: Accelerator
+) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of this process.
+
+    config: the model's, for its token ids
+    Collective operations need every process: a process without pairs computes a dummy pair with weight 0.
+    """
+    for number, pairs in shares(batches, accelerator.process_index, accelerator.num_processes):
+        chosen = pairs if len(pairs) else batches[0][:1]
+        yield MicroBatch(number, make_batch(corpus, chosen, config, accelerator.device), float(len(pairs) > 0))
+
+
+class InputPipeline:
+    """Builds the batches of one step ahead, in a background thread.
+
+    A step's pairs depend only on seed and step, so prefetching changes no result.
+    """
+
+    def __init__(self, corpus: Corpus, batches: RunBatches, total_steps: int, config: Any, accelerator: Accelerator):
+        """config: the model's, for its token ids"""
+        self.corpus, self.batches, self.total_steps = corpus, batches, total_steps
+        self.config, self.accelerator = config, accelerator
+        self.executor = ThreadPoolExecutor(1, thread_name_prefix="input")
+        self.ahead: tuple[int, Future[StepBatches]] | None = None
+
+    def take(self, step: int) -> StepBatches:
+        """Return the batches of a step (from 0), and start building those of the next one."""
+        if self.ahead is None or self.ahead[0] != step:
+            self.ahead = step, self.executor.submit(self.build, step)
+        batches = self.ahead[1].result()
+        self.ahead = None
+        if step + 1 < self.total_steps:
+            self.ahead = step + 1, self.executor.submit(self.build, step + 1)
+        return batches
+
+    def close(self) -> None:
+        self.executor.shutdown(cancel_futures=True)
+
+    def build(self, step: int) -> StepBatches:
+        corpus, batches = self.corpus, self.batches.step(step)
+        pairs = np.concatenate(batches)
+        return StepBatches(
+            list(own_micro_batches(corpus, batches, self.config, self.accelerator)),
+            source_tokens=int(corpus.source_lengths[pairs].sum(dtype=np.int64)),
+            target_tokens=int(corpus.target_lengths[pairs].sum(dtype=np.int64)),
+        )

@@ -1,4 +1,4 @@
-"""Filter and tokenise parallel text into a cache, and memory-map it.
+"""Filter and tokenise the text of a recipe into a cache, and memory-map it.
 
 A corpus is a folder `<key>/` with source.ids, target.ids (all tokens in a row), source.lengths, target.lengths,
 pairs.hash and corpus.json. The key hashes the text, the tokenizer and the filters. corpus.json also has a sha256 of the
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain, compress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,10 +24,18 @@ from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.model_folder import files_sha256, read_json_object, write_json
 
-from .parallel_text import ParallelText
-from .recipe import Recipe
-from .text_files import Chunk
-from .tokenizer import tokenizer_sha256
+from .parallel_text import (
+    HELD_OUT_EVERY,
+    HELD_OUT_MOST,
+    Chunk,
+    ParallelText,
+    holds_out_validation,
+    open_texts,
+    open_training_and_validation,
+    read_sentences,
+)
+from .recipe import TextSettings, TokenizerSettings
+from .tokenizer import load_tokenizers, tokenizer_sha256
 
 FORMAT = 1
 # The files with their types, in the order of Corpus's fields; ids have the smallest type that the vocabulary allows.
@@ -67,14 +75,14 @@ class Corpus:
 
     def sources(self, pairs: np.ndarray, pad: int) -> tuple[np.ndarray, np.ndarray]:
         """Return padded source ids and a mask of the real ones, both (batch, source)."""
-        return _padded(self.source_ids, self._ends[0], self.source_lengths, pairs, pad)
+        return _pad(self.source_ids, self._ends[0], self.source_lengths, pairs, pad)
 
     def targets(self, pairs: np.ndarray, pad: int) -> tuple[np.ndarray, np.ndarray]:
         """Return padded target ids and a mask of the real ones, both (batch, target)."""
-        return _padded(self.target_ids, self._ends[1], self.target_lengths, pairs, pad)
+        return _pad(self.target_ids, self._ends[1], self.target_lengths, pairs, pad)
 
 
-def _padded(
+def _pad(
     ids: np.ndarray, ends: np.ndarray, all_lengths: np.ndarray, pairs: np.ndarray, pad: int
 ) -> tuple[np.ndarray, np.ndarray]:
     lengths = all_lengths[pairs].astype(np.int64)
@@ -85,10 +93,70 @@ def _padded(
     return padded, real
 
 
+class Corpora(NamedTuple):
+    """The text of a run, tokenised."""
+
+    tokenizer: Any
+    target_tokenizer: Any  # None if the languages share one
+    training: Corpus
+    validation: Corpus | None
+    validation_sentences: tuple[list[str], list[str]]  # sources and references; empty unless asked for
+
+    def sha256s(self) -> dict[str, Any]:
+        """Return hashes of the training text and the tokenizers, by name."""
+        hashes = {"corpus sha256": self.training.sha256, "tokenizer sha256": tokenizer_sha256(self.tokenizer)}
+        if self.target_tokenizer is not None:
+            hashes["target tokenizer sha256"] = tokenizer_sha256(self.target_tokenizer)
+        return hashes
+
+
+def read_corpora(
+    text: TextSettings,
+    tokenizer_settings: TokenizerSettings,
+    initial_weights: str | None,
+    output: Path,
+    say: Callable[[str], None],
+    sentences: bool = False,
+) -> Corpora:
+    """Read, tokenise and cache the text; warn about pairs of the validation and test texts that are trained on.
+
+    initial_weights: a model folder or repository, whose tokenizer is used if the settings name none
+    output: the folder of a newly trained tokenizer, and of the cache if the settings name none
+    sentences: also read the validation text as sentences, to measure BLEU
+    """
+    training_texts, validation_texts = open_training_and_validation(text)
+    if holds_out_validation(text):
+        say(
+            f"no validation text {' + '.join(text.validation)}: every {HELD_OUT_EVERY}th training pair is held out, "
+            f"at most {HELD_OUT_MOST:,} (--validation NAME uses a text of your own, --validation '[]' disables "
+            "validation)"
+        )
+    try:
+        test_texts = open_texts(text, text.test)
+    except InputError as error:  # a shipped recipe with the user's own text: training needs no test set
+        say(
+            f"warning: {error}; training continues and does not check whether test pairs are in the training text "
+            "(--test '[]' skips the check)"
+        )
+        test_texts = []
+    tokenizer, target_tokenizer = load_tokenizers(tokenizer_settings, initial_weights, output, training_texts, say)
+    cache = Path(text.cache) if text.cache else output / "corpus"
+    training, validation, test = (
+        load_corpus(each, tokenizer, text, cache, say, target_tokenizer) if each else None
+        for each in (training_texts, validation_texts, test_texts)
+    )
+    assert training is not None
+    for name, other in (("validation", validation), ("test", test)):
+        if other is not None and (common := count_overlap(training, other)):
+            say(f"warning: {common} of {len(other)} {name} pairs are also in the training text")
+    read = read_sentences(validation_texts if sentences else [])
+    return Corpora(tokenizer, target_tokenizer, training, validation, read)
+
+
 def load_corpus(
     texts: list[ParallelText],
     tokenizer: Any,
-    recipe: Recipe,
+    settings: TextSettings,
     cache: Path,
     say: Callable[[str], None],
     target_tokenizer: Any = None,
@@ -101,9 +169,8 @@ def load_corpus(
     rules = {
         "format": FORMAT,
         "tokenizer": tokenizer_sha256(tokenizer),
-        "max_length": recipe.max_length,
-        "max_length_ratio": recipe.max_length_ratio,
-        "encoding_errors": recipe.encoding_errors,
+        "max_length": settings.max_length,
+        "max_length_ratio": settings.max_length_ratio,
         "texts": [text.fingerprint() for text in texts],
     }
     if target_tokenizer is not None:
@@ -119,7 +186,7 @@ def load_corpus(
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as temporary:
-            about = tokenise(texts, [tokenizer, target_tokenizer or tokenizer], recipe, temporary, say)
+            about = tokenise(texts, [tokenizer, target_tokenizer or tokenizer], settings, temporary, say)
             files = {path.name: files_sha256(path) for path in sorted(temporary.iterdir())}
             write_json(temporary / "corpus.json", {**rules, **about, "files": files})
     except OSError:
@@ -145,7 +212,7 @@ class Dropped:
 
 
 def tokenise(
-    texts: list[ParallelText], tokenizers: list[Any], recipe: Recipe, folder: Path, say: Callable[[str], None]
+    texts: list[ParallelText], tokenizers: list[Any], settings: TextSettings, folder: Path, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Write the usable pairs to `folder` and return their entries for corpus.json.
 
@@ -156,18 +223,18 @@ def tokenise(
         backend.encode_special_tokens = True
     dtype = np.dtype(np.uint16 if max(map(len, tokenizers)) <= 1 << 16 else np.uint32)
     name = " + ".join(text.name for text in texts)
-    dropped = {reason: Dropped() for reason in ("not UTF-8", "empty", "too long", "length ratio")}
+    dropped = {reason: Dropped() for reason in ("empty", "too long", "length ratio")}
     digest, read, written = hashlib.sha256(), 0, Counter()
     with ExitStack() as stack:
         files = {file: stack.enter_context((folder / file).open("wb")) for file in FILES}
         for text, chunk in ((each, chunk) for each in texts for chunk in each.chunks()):
-            pairs, lines = _usable_text(chunk, recipe, dropped, f"{text.name}:" if len(texts) > 1 else "")
+            pairs, lines = _usable_text(chunk, settings, dropped, f"{text.name}:" if len(texts) > 1 else "")
             ids = [
                 [encoded.ids for encoded in backend.encode_batch_fast([pair[side] for pair in pairs])]
                 for side, backend in enumerate(backends)
             ]
             lengths = np.array([[len(row) for row in rows] for rows in ids], dtype=np.int32)  # (2, pairs)
-            keep = _within_limits(lengths, lines, recipe, dropped)
+            keep = _within_limits(lengths, lines, settings, dropped)
             for file, array in _file_parts(pairs, ids, lengths, keep, dtype).items():
                 files[file].write(raw := array.tobytes())
                 written[file] += len(array)
@@ -193,16 +260,13 @@ def tokenise(
 
 
 def _usable_text(
-    chunk: Chunk, recipe: Recipe, dropped: dict[str, Dropped], prefix: str
+    chunk: Chunk, settings: TextSettings, dropped: dict[str, Dropped], prefix: str
 ) -> tuple[list[tuple[str, str]], list[str]]:
     """Return the pairs of a chunk to tokenise, and their line numbers."""
-    longest = CHARACTERS_PER_TOKEN * recipe.max_length
+    longest = CHARACTERS_PER_TOKEN * settings.max_length
     pairs, lines = [], []
     for number, (source, target) in enumerate(zip(chunk.sources, chunk.targets, strict=True), chunk.first_line):
         where = f"{prefix}{number}"
-        if source is None or target is None:
-            dropped["not UTF-8"].add(where)
-            continue
         # Ignore surrounding spaces and line ends.
         source, target = source.strip(), target.strip()
         if not source or not target:
@@ -215,12 +279,14 @@ def _usable_text(
     return pairs, lines
 
 
-def _within_limits(lengths: np.ndarray, lines: list[str], recipe: Recipe, dropped: dict[str, Dropped]) -> np.ndarray:
+def _within_limits(
+    lengths: np.ndarray, lines: list[str], settings: TextSettings, dropped: dict[str, Dropped]
+) -> np.ndarray:
     """Return a mask of the pairs within the limits. lengths: (2, pairs)"""
-    too_long = lengths.max(0) > recipe.max_length
+    too_long = lengths.max(0) > settings.max_length
     # Without </s>, which would bring the ratio of short sentences closer to 1.
     words = np.maximum(lengths - 1, 1)
-    lopsided = ~too_long & (words.max(0) > (recipe.max_length_ratio or math.inf) * words.min(0))
+    lopsided = ~too_long & (words.max(0) > (settings.max_length_ratio or math.inf) * words.min(0))
     for reason, mask in (("too long", too_long), ("length ratio", lopsided)):
         for i in np.flatnonzero(mask):
             dropped[reason].add(lines[i])
@@ -253,6 +319,6 @@ def open_corpus(folder: Path) -> Corpus:
     return Corpus(*arrays, about=about)
 
 
-def overlap(train: Corpus, held_out: Corpus) -> int:
+def count_overlap(train: Corpus, held_out: Corpus) -> int:
     """Return the number of held-out pairs that are also in the training corpus, compared by their text."""
     return int(np.isin(held_out.pair_hashes, train.pair_hashes).sum())

@@ -1,7 +1,5 @@
-"""The cost of a model (parameters, floating-point operations, memory) and the speed of this machine."""
+"""The cost of a model: parameters, floating-point operations, memory."""
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -68,35 +66,3 @@ def training_memory(config: VaswaniTransformerConfig, tokens: int, device: str) 
     per_position = layers * (14 * config.d_model + 2 * config.encoder_ffn_dim)  # kept for the backward pass, float32
     vocabulary = target_vocab_size(config)
     return 16 * parameters + 4 * (tokens * per_position // 2 + 3 * chunk_rows(vocabulary, device) * vocabulary)
-
-
-def matmul_flop_rate(
-    device: torch.device, dtype: torch.dtype, seconds: float, clock: Callable[[], float] = time.perf_counter
-) -> float:
-    """Return the FLOP/s of the fastest of many large matrix products in this time; it counts as 100 % MFU."""
-    size = 1024 if device.type == "cpu" else 8192
-    generator = torch.Generator(device).manual_seed(0)  # leaves the global generator alone
-    left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
-    return 2 * size**3 / min(seconds_of_calls(lambda: left @ right, device, seconds, clock))
-
-
-def mfu(rate: float, peak: float) -> float | None:
-    """Return rate / peak, or None above 1 (the peak was measured while the machine was busy)."""
-    return rate / peak if rate <= peak else None
-
-
-def seconds_of_calls(
-    work: Callable[[], object],
-    device: torch.device,
-    seconds: float,
-    clock: Callable[[], float] = time.perf_counter,
-) -> list[float]:
-    """Return the time of every call in at least this many seconds and two calls, after a warm-up call."""
-    taken: list[float] = []
-    while len(taken) < 3 or sum(taken[1:]) < seconds:
-        started = clock()
-        work()
-        if device.type != "cpu":
-            torch.accelerator.synchronize()
-        taken.append(clock() - started)
-    return taken[1:]

@@ -125,7 +125,7 @@ def show_next_commands(console: Console, folder: Path, exported: bool) -> None:
         *([pipe + command_line("translate", "--model", folder / "onnx", "--backend", "onnx")] if exported else []),
         command_line("score", "--model", model, "--source", folder / "eight.en", "--target", folder / "eight.de"),
         command_line("plan", "--config", "paper_base_en_de"),
-        command_line("train", "--config", "multi30k_en_de", "--data", "FOLDER"),
+        command_line("train", "--data", "FOLDER", "--output-dir", "OUTPUT"),
     ):
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
 

@@ -11,30 +11,34 @@ from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 
 from . import machine
-from .batches import plan_batches
+from .batches import batch_by_length
 from .corpus import Corpus, load_corpus
-from .cost import count_parameters, matmul_flop_rate, mfu, seconds_of_calls, training_flops, training_memory
+from .cost import count_parameters, training_flops, training_memory
 from .loss import TrainingLoss
+from .metrics import peak_flop_rate, time_calls
 from .model import check_model_fields, make_model, model_config
-from .parallel_text import train_and_validation_texts
-from .recipe import Recipe
+from .parallel_text import open_training_and_validation
+from .recipe import BatchSettings, Recipe, Settings
+from .report import SHARES
 from .schedule import total_steps
 from .tokenizer import load_tokenizers, sizes_and_ids
 
 
-def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) -> tuple[float, float]:
-    """Return (source + target tokens per second, matrix-product FLOP/s) of this machine.
+def measure(
+    settings: Settings, batches: BatchSettings, config: VaswaniTransformerConfig, seconds: float
+) -> tuple[float, str, float]:
+    """Return source + target tokens per second, and the name of the share and the FLOP/s of `peak_flop_rate`.
 
     Measured on micro-batches of the recipe's size with sentences of 25 random tokens.
     """
     device = machine.this_device()
-    precision = machine.choose_precision(recipe.mixed_precision, {})
+    precision = machine.choose_precision(settings.hardware.mixed_precision, {})
     machine.check_precision(precision, device)
-    model, _ = make_model(recipe, config, device, mean_length=25)
+    model, _ = make_model(settings.model, settings.hardware, config, device, settings.run.seed, mean_length=25)
     cast(torch.nn.Module, model).to(device)
-    module = TrainingLoss(model, recipe.label_smoothing, recipe.label_smoothing_spread).train()
+    module = TrainingLoss(model, settings.optimizer.label_smoothing).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=device.type in ("cpu", "cuda"))
-    rows = max(1, recipe.tokens_per_micro_batch // 50)
+    rows = max(1, batches.tokens_per_micro_batch // 50)
     vocabulary = min(config.vocab_size, target_vocab_size(config))
     ids = torch.randint(4, vocabulary, (rows, 25), device=device)
     positions = torch.arange(rows * 25, device=device)
@@ -47,44 +51,55 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    took = fmean(seconds_of_calls(step, device, seconds))
-    return 2 * rows * 25 / took, matmul_flop_rate(device, dtype or torch.float32, min(seconds / 4, 2))
+    took = fmean(time_calls(step, device, seconds))
+    return 2 * rows * 25 / took, *peak_flop_rate(device, dtype or torch.float32, min(seconds / 4, 2))
 
 
-def read_corpus(recipe: Recipe) -> tuple[Corpus | None, Any]:
+def read_corpus(settings: Settings) -> tuple[Corpus | None, Any]:
     """Return the training corpus, None if it is on the Hub, and the arguments of `model_config` for its tokenizers."""
-    if recipe.dataset is not None and not Path(recipe.dataset).is_dir():
-        return None, (recipe.vocab_size,)
+    if settings.text.dataset is not None and not Path(settings.text.dataset).is_dir():
+        return None, (settings.tokenizer.vocab_size,)
     with tempfile.TemporaryDirectory() as name:
-        folder, texts = Path(name), train_and_validation_texts(recipe).train
-        tokenizer, target_tokenizer = load_tokenizers(recipe, folder, texts, lambda _: None)
-        corpus = load_corpus(texts, tokenizer, recipe, folder, lambda _: None, target_tokenizer)
+        folder, texts = Path(name), open_training_and_validation(settings.text)[0]
+        tokenizer, target_tokenizer = load_tokenizers(
+            settings.tokenizer, settings.model.initial_weights, folder, texts, lambda _: None
+        )
+        corpus = load_corpus(texts, tokenizer, settings.text, folder, lambda _: None, target_tokenizer)
     return corpus, sizes_and_ids(tokenizer, target_tokenizer)
 
 
-def count_steps(recipe: Recipe, corpus: Corpus | None) -> dict[str, Any]:
+def count_steps(settings: Settings, batches: BatchSettings, corpus: Corpus | None) -> dict[str, Any]:
     """Return the numbers of pairs and steps and the share of padding; None if they are unknown without the text."""
+    limits = settings.limits
     if corpus is None:
-        steps = recipe.max_steps if recipe.max_epochs is None else None
+        steps = limits.max_steps if limits.max_epochs is None else None
         return {"pairs": None, "steps_per_epoch": None, "padding": None, "steps": steps}
-    size, count = recipe.tokens_per_micro_batch, recipe.max_micro_batches
-    plan = plan_batches(corpus.source_lengths, corpus.target_lengths, size, count)
-    steps = total_steps(recipe, plan)
-    return {"pairs": len(corpus), "steps_per_epoch": plan.steps_per_epoch, "padding": plan.padding(), "steps": steps}
+    size, count = batches.tokens_per_micro_batch, batches.max_micro_batches
+    batching = batch_by_length(corpus.source_lengths, corpus.target_lengths, size, count)
+    return {
+        "pairs": len(corpus),
+        "steps_per_epoch": batching.steps_per_epoch,
+        "padding": batching.padding(),
+        "steps": total_steps(limits, batching.steps_per_epoch),
+    }
 
 
 def estimate(recipe: Recipe, seconds: float) -> dict[str, Any]:
-    """Return the estimates by name. A dataset on the Hub is not downloaded."""
-    check_model_fields(recipe)
-    corpus, sizes = read_corpus(recipe)
-    config = model_config(recipe, *sizes)
+    """Return the estimates by name. A dataset on the Hub is not downloaded.
+
+    seconds: how long to measure the speed; 0: not at all
+    """
+    settings = recipe.settings()
+    check_model_fields(settings.model)
+    corpus, sizes = read_corpus(settings)
+    config = model_config(settings.model, *sizes)
     device = machine.this_device()
-    micro_batches = machine.choose_micro_batches(recipe, config, device, 1, {})
-    recipe = recipe.model_copy(update={"micro_batches": micro_batches})
-    result = count_steps(recipe, corpus)
+    micro_batches = machine.choose_micro_batches(settings.batches, config, device, 1, {})
+    batches = settings.batches.model_copy(update={"micro_batches": micro_batches})
+    result = count_steps(settings, batches, corpus)
     steps, padding = result["steps"], result["padding"] or 0.0
     source, target = (25.0, 25.0) if corpus is None else corpus.mean_lengths  # 25: the paper's text
-    tokens = recipe.tokens_per_step * (1 - padding)
+    tokens = batches.tokens_per_step * (1 - padding)
     share = source / (source + target)
     flops = training_flops(config, tokens * share, tokens * (1 - share), source, target)
     result |= {
@@ -92,16 +107,16 @@ def estimate(recipe: Recipe, seconds: float) -> dict[str, Any]:
         "vocabulary": sizes[0],
         "flop_per_step": flops,
         "flop": flops * steps if steps else None,
-        "memory_bytes": training_memory(config, recipe.tokens_per_micro_batch, device.type),
+        "memory_bytes": training_memory(config, batches.tokens_per_micro_batch, device.type),
     }
     if seconds:
-        speed, peak = measure(recipe, config, seconds)
+        speed, share_name, peak = measure(settings, batches, config, seconds)
         rate = speed / tokens * flops
         result |= {
             "tokens_per_second": speed,
             "flop_per_second": rate,
-            "matmul_flop_per_second": peak,
-            "mfu": mfu(rate, peak),
+            "peak_flop_per_second": peak,
+            share_name: rate / peak,
             "hours": steps * tokens / speed / 3600 if steps else None,
         }
     return result
@@ -123,9 +138,9 @@ def format_estimate(estimate: dict[str, Any]) -> str:
     if "tokens_per_second" in estimate:
         speed, rate = estimate["tokens_per_second"], estimate["flop_per_second"] / 1e9
         rows["speed"] = f"{speed:,.0f} source + target tokens/s, {rate:,.0f} GFLOP/s"
-        if estimate["mfu"]:
-            peak = estimate["matmul_flop_per_second"] / 1e9
-            rows["speed"] += f", {estimate['mfu']:.0%} of the matrix products' {peak:,.0f}"
+        peak = estimate["peak_flop_per_second"] / 1e9
+        for name in SHARES.keys() & estimate.keys():
+            rows["speed"] += f", {estimate[name]:.0%} {SHARES[name]} ({peak:,.0f} GFLOP/s)"
         if estimate["hours"] is not None:
             rows["this recipe"] = f"{estimate['hours']:,.2f} hours on this machine, one process"
     return "\n".join(f"{name:<18}{value}" for name, value in rows.items())

@@ -1,10 +1,11 @@
 """Score a model's translations (section 6.1): BLEU in five variants, chrF, exact matches.
 
-evaluation_text.py -> the translator -> scores.py -> result_row.py. They are imported where they are used, so that
+The parallel text -> the translator -> scores.py -> result_row.py. They are imported where they are used, so that
 --help is fast.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,11 +13,18 @@ import typer
 
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
-from vaswani_transformer.lines import open_output, without_line_breaks
+from vaswani_transformer.lines import open_output, read_lines, without_line_breaks
 from vaswani_transformer.options import Backend, BatchTokens, Device, Dtype, LengthPenalty, NumBeams
+from vaswani_transformer.training_run import read_run
 
 if TYPE_CHECKING:
-    from .evaluation_text import EvaluationText
+    from .recipe import Recipe
+
+# Keys of a recipe that locate its text.
+TEXT_KEYS = (
+    "data", "dataset", "dataset_config", "streaming", "source_language", "target_language",
+    "train", "validation", "test",
+)  # fmt: skip
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -45,13 +53,14 @@ def evaluate(
         raise InputError(f"{model}: no such model folder")
     if record_to is not None and (dtype is not None or backend != "torch"):
         raise InputError("--record describes models as they were trained; use it without --dtype and --backend")
+    from vaswani_transformer.training_run import RESULT_COLUMNS
     from vaswani_transformer.translator import Translator
 
-    from .result_row import COLUMNS, append_row, check_columns
+    from .result_row import append_row, check_columns
     from .scores import format_scores, scores
 
     if record_to is not None:
-        check_columns(record_to, COLUMNS)
+        check_columns(record_to, RESULT_COLUMNS)
     text = read_text(model, source, reference, config, data, test)
     if hypotheses is not None and (hypotheses.is_dir() or not hypotheses.parent.is_dir()):
         raise InputError(f"--hypotheses {hypotheses}: give the name of a file in an existing folder")
@@ -77,18 +86,81 @@ def evaluate(
         append_row(record_to, model, text, result)
 
 
+@dataclass(frozen=True)
+class EvaluationText:
+    """Sources with their references, and the kind of each sentence if it is known."""
+
+    name: str
+    data: str
+    sources: list[str]
+    references: list[str]
+    kinds: list[str] | None = None
+    language: str = "en"
+
+
 def read_text(
     model: Path, source: Path | None, reference: Path | None, config: str | None, data: str | None, test: str | None
-) -> "EvaluationText":
-    from .evaluation_text import recipe_of_run, text_of_files, text_of_recipe
-
+) -> EvaluationText:
     if source is None and reference is None:
-        return text_of_recipe(recipe_of_run(model, config, data, test))
+        return read_recipe_text(load_run_recipe(model, config, data, test))
     if source is None or reference is None:
         raise InputError("--source and --reference come together")
     if any(option is not None for option in (config, data, test)):
         raise InputError("--source and --reference name the text; use them without --config, --data and --test")
-    return text_of_files(source, reference)
+    return read_text_files(source, reference)
+
+
+def read_recipe_text(recipe: "Recipe") -> EvaluationText:
+    """Return the sentences of a recipe's `test` corpora, or of its validation text if it names no test corpus.
+
+    The validation text is what training validates with, also if that is a part of the training text.
+    """
+    from . import demo_corpus
+    from .parallel_text import holds_out_validation, open_texts, open_training_and_validation, read_sentences
+    from .recipe import EMBEDDED
+
+    names = recipe.test or recipe.validation
+    if not names:
+        raise InputError("the recipe has no test corpus; pass --test NAME, or --source and --reference")
+    if not recipe.test and holds_out_validation(recipe):
+        names = [f"{name} (held out)" for name in recipe.train]
+        texts = open_training_and_validation(recipe)[1]
+    else:
+        texts = open_texts(recipe, names)
+    sources, references = read_sentences(texts)
+    embedded = recipe.data == EMBEDDED
+    kinds = [kind for name in names for kind, *_ in demo_corpus.load(name)] if embedded else None
+    data = recipe.dataset or recipe.data or "."
+    return EvaluationText(" + ".join(names), Path(data).name, sources, references, kinds, recipe.target_language)
+
+
+def read_text_files(source: Path, reference: Path) -> EvaluationText:
+    """Return the text of two parallel files."""
+    sources, references = ([line.strip() for line in read_lines(path)] for path in (source, reference))
+    if len(sources) != len(references):
+        raise InputError(f"{source} has {len(sources)} lines, {reference} has {len(references)}")
+    if not sources:
+        raise InputError(f"{source} is empty")
+    language = reference.name.removesuffix(".gz").rpartition(".")[2]  # test.de
+    return EvaluationText(source.stem, source.parent.name, sources, references, language=language)
+
+
+def load_run_recipe(
+    model: Path, config: str | None = None, data: str | None = None, test: str | None = None
+) -> "Recipe":
+    """Load the recipe called `config`, or that of the run in the model's folder. data, test: replace the recipe's."""
+    from .recipe import load_recipe
+
+    flags = {} if test is None else {"test": test}
+    if data is not None:
+        flags |= {"data": data, "dataset": "null", "streaming": "false"}
+    if config is not None:
+        return load_recipe(config, flags)
+    if (run := read_run(model)) == {}:
+        raise InputError(f"{model} has no run.json; pass --config RECIPE, or --source and --reference")
+    saved = run.get("recipe", {})
+    texts = {key: json.dumps(saved[key], ensure_ascii=False) for key in TEXT_KEYS if key in saved}
+    return load_recipe(None, texts | flags)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -79,12 +79,12 @@ def reshard(module: torch.nn.Module) -> None:
         module.reshard()
 
 
-def unsharded(tensor: torch.Tensor) -> torch.Tensor:
+def unshard(tensor: torch.Tensor) -> torch.Tensor:
     """Gather a sharded tensor; all processes must call this together. Plain tensors are returned unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def sharded_like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+def shard_like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """Move a full tensor to the parameter's device and shard it in the same way, without communication.
 
     Scalars (Adam's step count) are replicated.

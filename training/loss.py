@@ -19,24 +19,15 @@ def chunk_rows(vocabulary: int, device: str) -> int:
     return max(64, CHUNK_ELEMENTS.get(device, CHUNK_ELEMENTS["cpu"]) // vocabulary)
 
 
-def smoothing_weights(epsilon: float, vocabulary: int, spread: str) -> tuple[float, float]:
-    """Return (probability of the target, probability of each other token) of the smoothed target distribution.
-
-    "others": epsilon over the V-1 other tokens (tensor2tensor, fairseq: the paper); "all": over all V (torch).
-    """
-    if spread == "others":
-        return 1.0 - epsilon, epsilon / (vocabulary - 1)
-    return 1.0 - epsilon + epsilon / vocabulary, epsilon / vocabulary
-
-
 class _LinearCrossEntropy(torch.autograd.Function):
     """Output projection and loss in chunks of rows; the forward pass computes the gradients, too."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, bias, labels, epsilon, spread, dtype, rows, needs_gradient):
-        target_mass, other_mass = smoothing_weights(epsilon, len(weight), spread)
+    def forward(ctx, hidden, weight, bias, labels, epsilon, dtype, rows, needs_gradient):
+        # epsilon is spread over the V-1 other tokens, as in tensor2tensor and fairseq; torch spreads it over all V.
+        other_mass = epsilon / (len(weight) - 1)
         # The target distribution q is other_mass everywhere, plus this at the target.
-        peak = target_mass - other_mass
+        peak = 1.0 - epsilon - other_mass
         cast_weight = weight.to(dtype)
         # other_mass is the same for every token: its part of the loss needs only sums over the vocabulary.
         weight_sum = weight.sum(0, dtype=torch.float32)  # (d_model,)
@@ -97,7 +88,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             hidden_gradient * scale.to(hidden_gradient.dtype),
             (weight_gradient * scale).to(ctx.weight_dtype),
             None if bias_gradient is None else (bias_gradient * scale).to(ctx.weight_dtype),
-            *(None,) * 6,
+            *(None,) * 5,
         )
 
 
@@ -109,7 +100,6 @@ def linear_cross_entropy(
     bias: torch.Tensor | None,
     labels: torch.Tensor,
     epsilon: float = 0.0,
-    spread: str = "others",
     rows: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sums over tokens of the label-smoothed loss of hidden @ weight.T + bias and of -log p(label).
@@ -123,18 +113,17 @@ def linear_cross_entropy(
         rows = chunk_rows(len(weight), device)
     needs_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     with torch.autocast(device, enabled=False):
-        result = _LinearCrossEntropy.apply(hidden, weight, bias, labels, epsilon, spread, dtype, rows, needs_gradient)
+        result = _LinearCrossEntropy.apply(hidden, weight, bias, labels, epsilon, dtype, rows, needs_gradient)
     return cast(tuple[torch.Tensor, torch.Tensor], result)
 
 
 class TrainingLoss(nn.Module):
     """The model and its loss in one module, so that DDP, autocast and torch.compile see a single forward pass."""
 
-    def __init__(self, model: Any, epsilon: float, spread: str):
+    def __init__(self, model: Any, epsilon: float):
         super().__init__()
         self.model = model
         self.epsilon = epsilon
-        self.spread = spread
 
     def forward(
         self,
@@ -159,4 +148,4 @@ class TrainingLoss(nn.Module):
         hidden = hidden.flatten(0, 1).index_select(0, target_positions)  # (tokens, d_model)
         head = self.model.lm_head
         epsilon = self.epsilon if self.training else 0.0
-        return linear_cross_entropy(hidden, head.weight, head.bias, target_ids, epsilon, self.spread)
+        return linear_cross_entropy(hidden, head.weight, head.bias, target_ids, epsilon)

@@ -1,4 +1,4 @@
-"""Settings that depend on the hardware, and checks for unsupported combinations.
+"""The machine: its processes, settings that depend on its hardware, and checks for unsupported combinations.
 
 `saved`: the choices that the newest checkpoint of the run records, or {} for a new run.
 """
@@ -7,21 +7,30 @@ import ctypes
 import hashlib
 import os
 import shutil
+import sys
 import sysconfig
 from collections.abc import Mapping
+from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from accelerate import Accelerator
 from accelerate.state import is_initialized
-from accelerate.utils import DynamoBackend
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+from accelerate.utils import DistributedDataParallelKwargs, DynamoBackend, InitProcessGroupKwargs, LoggerType
+from torch import distributed
 
 from vaswani_transformer import VaswaniTransformerConfig
-from vaswani_transformer.errors import UnavailableError
+from vaswani_transformer.errors import InputError, UnavailableError
 
 from .cost import training_memory
 from .launch import LAUNCHED
-from .recipe import Recipe
+from .recipe import BatchSettings, HardwareSettings, nearest
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # a process that hangs in a step ends the run
+MAIN_PROCESS_TIMEOUT = timedelta(hours=12)  # while the main process reads the text or measures BLEU
 
 # training_memory estimates 1.2 times what autograd keeps in float32, 1.9 times what it keeps in bfloat16. The rest of a
 # GPU's memory is for its libraries and for gaps between tensors.
@@ -29,6 +38,83 @@ USABLE_MEMORY = 0.8
 WORTH_COMPILING = 20_000  # steps; compiling the base model takes one to three minutes
 # On a CPU, torch's fused attention is faster than plain matrix products only for longer sentences (mean length).
 SHORT_SENTENCE = 60
+
+
+# ---- processes --------------------------------------------------------------------------------------------------
+
+
+def make_accelerator(
+    mixed_precision: str | None, trackers: list[str], output: Path, saved: Mapping[str, Any]
+) -> Accelerator:
+    """Set up the processes. trackers: names of Accelerate's trackers, which write to `output`"""
+    for name in trackers:  # Accelerate skips trackers whose packages are missing without a warning
+        if name not in (known := [kind.value for kind in LoggerType]):
+            raise InputError(f"trackers: {name!r} is unknown to Accelerate{nearest(name, known)}")
+        if name in LOGGER_TYPE_TO_CLASS and LoggerType(name) not in get_available_trackers():
+            raise UnavailableError(f"trackers: {name} is not installed; pip install {name}")
+    try:
+        return Accelerator(
+            # Explicit, or Accelerate starts several processes without a GPU as independent runs.
+            cpu=not torch.accelerator.is_available(),
+            mixed_precision=choose_precision(mixed_precision, saved),
+            log_with=[LoggerType(name) for name in trackers] or None,
+            project_dir=output,
+            kwargs_handlers=[
+                InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
+                DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+            ],
+        )
+    except ValueError as error:
+        raise InputError(f"mixed_precision or trackers: {' '.join(str(error).split())}") from error
+
+
+def check_process_count(wanted: int | None, running: int) -> None:
+    """Raise UnavailableError unless as many processes run as the recipe or the launcher asked for.
+
+    On a machine without GPUs `accelerate launch --cpu --num_processes 2` starts a single process without a warning; it
+    only sets the address of the process group.
+    """
+    launched_as_one_of_several = running == 1 and {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= os.environ.keys()
+    if launched_as_one_of_several or wanted not in (None, running):
+        raise UnavailableError(
+            f"{running} process{'es' if running > 1 else ''} running, {wanted or 'more'} requested; without GPUs, "
+            f"start them with `accelerate launch --multi_gpu --num_processes {wanted or 'N'}` (gloo)"
+        )
+
+
+def new_cpu_group(processes: int) -> distributed.ProcessGroup | None:
+    """Return a gloo group of all processes, in which they wait for each other; None for a single process."""
+    if processes == 1:
+        return None
+    return cast(distributed.ProcessGroup, distributed.new_group(timeout=MAIN_PROCESS_TIMEOUT, backend="gloo"))
+
+
+def wait_for_all(group: distributed.ProcessGroup | None) -> None:
+    """Wait for the other processes of a `cpu_group`, for up to MAIN_PROCESS_TIMEOUT."""
+    if group is not None:
+        distributed.barrier(group)
+
+
+def describe_environment(accelerator: Accelerator, shard_weights: bool) -> dict[str, Any]:
+    """Return what affects bit-exact results: hardware, libraries, and automatic choices."""
+    environment: dict[str, Any] = {
+        "python": sys.version.split()[0],
+        **{name: version(name) for name in ("torch", "numpy", "transformers", "tokenizers")},
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if accelerator.device.type == "cuda" else accelerator.device.type,
+        "mixed_precision": str(accelerator.mixed_precision),
+    }
+    compiler: Any = accelerator.state.dynamo_plugin
+    if compiler.backend != DynamoBackend.NO:
+        environment["compiler"] = compiler.backend.value.lower()
+    if torch.are_deterministic_algorithms_enabled():
+        environment["algorithms"] = "deterministic"
+    if shard_weights:
+        environment["weights"] = "split by FSDP"
+    return environment
+
+
+# ---- hardware ---------------------------------------------------------------------------------------------------
 
 
 def set_up_process(matmul_precision: str, device: torch.device) -> str:
@@ -122,7 +208,11 @@ def choose_attention(wanted: str, device: torch.device, mean_length: float) -> s
 
 
 def choose_micro_batches(
-    recipe: Recipe, config: VaswaniTransformerConfig, device: torch.device, processes: int, saved: Mapping[str, Any]
+    settings: BatchSettings,
+    config: VaswaniTransformerConfig,
+    device: torch.device,
+    processes: int,
+    saved: Mapping[str, Any],
 ) -> int:
     """Return the number of micro-batches of a step.
 
@@ -130,41 +220,41 @@ def choose_micro_batches(
     starting the kernels of a small micro-batch takes the host longer than computing it takes the GPU.
     A resumed run keeps its number, because it determines the pairs of a step.
     """
-    if recipe.micro_batches != "auto" or device.type != "cuda":
-        return recipe.max_micro_batches
+    if settings.micro_batches != "auto" or device.type != "cuda":
+        return settings.max_micro_batches
     if saved:
-        return saved.get("micro_batches", recipe.max_micro_batches)
+        return saved.get("micro_batches", settings.max_micro_batches)
     memory = USABLE_MEMORY * torch.cuda.get_device_properties(device).total_memory
-    for number in range(processes, recipe.max_micro_batches, processes):
-        if training_memory(config, recipe.tokens_per_step // number, device.type) <= memory:
+    for number in range(processes, settings.max_micro_batches, processes):
+        if training_memory(config, settings.tokens_per_step // number, device.type) <= memory:
             return number
-    return recipe.max_micro_batches
+    return settings.max_micro_batches
 
 
 def choose_compiler(
-    recipe: Recipe, device: torch.device, steps: int, processes: int, saved: Mapping[str, Any]
+    settings: HardwareSettings, device: torch.device, steps: int, processes: int, saved: Mapping[str, Any]
 ) -> DynamoBackend | None:
     """Return the compiler of the model, or None to keep that of `accelerate launch`.
 
     "auto" compiles long runs of one process on a GPU, unless they are deterministic: a resumed run may compile
     differently. A resumed run keeps its choice: compiled dropout draws different masks.
     """
-    if recipe.compile == "yes":
+    if settings.compile == "yes":
         return DynamoBackend.INDUCTOR
-    if recipe.compile == "no":
+    if settings.compile == "no":
         return DynamoBackend.NO
     if "ACCELERATE_DYNAMO_BACKEND" in os.environ:
         return None
-    new = device.type == "cuda" and processes == 1 and steps >= WORTH_COMPILING and not recipe.deterministic
+    new = device.type == "cuda" and processes == 1 and steps >= WORTH_COMPILING and not settings.deterministic
     wanted = saved.get("compiler") == "inductor" if saved else new
     return DynamoBackend.INDUCTOR if wanted and can_compile() else DynamoBackend.NO
 
 
-def check_compiler(recipe: Recipe, device: torch.device, shard_weights: bool) -> None:
-    """Raise UnavailableError if the recipe asks for a compiler that cannot work here or with FSDP."""
-    if recipe.compile == "yes" and shard_weights:
+def check_compiler(settings: HardwareSettings, device: torch.device, shard_weights: bool) -> None:
+    """Raise UnavailableError if the settings ask for a compiler that cannot work here or with FSDP."""
+    if settings.compile == "yes" and shard_weights:
         raise UnavailableError("compile yes is not supported with FSDP; use --compile no")
-    if recipe.compile == "yes" and device.type == "cuda" and not can_compile():
+    if settings.compile == "yes" and device.type == "cuda" and not can_compile():
         raise UnavailableError("compile yes needs Triton, a C compiler and the headers of Python; use --compile no")
 
 
@@ -195,17 +285,3 @@ def use_deterministic_algorithms() -> None:
     torch.use_deterministic_algorithms(True)
     # Otherwise torch fills every new tensor with NaN, to expose reads of uninitialised memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def check_process_count(wanted: int | None, running: int) -> None:
-    """Raise UnavailableError unless as many processes run as the recipe or the launcher asked for.
-
-    On a machine without GPUs `accelerate launch --cpu --num_processes 2` starts a single process without a warning; it
-    only sets the address of the process group.
-    """
-    launched_as_one_of_several = running == 1 and {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= os.environ.keys()
-    if launched_as_one_of_several or wanted not in (None, running):
-        raise UnavailableError(
-            f"{running} process{'es' if running > 1 else ''} running, {wanted or 'more'} requested; without GPUs, "
-            f"start them with `accelerate launch --multi_gpu --num_processes {wanted or 'N'}` (gloo)"
-        )

@@ -1,41 +1,38 @@
-"""Create the model of a recipe, new or pretrained."""
+"""The model of a recipe, new or pretrained, and the network: the model with its loss and optimizer on all processes."""
 
 import dataclasses
+import gc
 import reprlib
-from typing import Any
+from typing import Any, cast
 
 import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 from huggingface_hub.errors import StrictDataclassError
+from torch import nn
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.errors import InputError, UnavailableError
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.loading import load_config, load_generation_config
 from vaswani_transformer.model_folder import ModelFolder, find_folder, verify_manifest
 from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 
-from . import machine
-from .dropout import use_byte_dropout
-from .recipe import Recipe, nearest
-from .tensors import restore_model
-
-# Config fields that decide which weights a model has, and their shapes.
-SHAPE_FIELDS = (
-    "vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "decoder_layers", "d_k", "d_v", "encoder_ffn_dim",
-    "decoder_ffn_dim", "position_embedding_type", "max_position_embeddings", "encoder_final_norm", "decoder_final_norm",
-    "attention_bias", "output_bias", "share_encoder_decoder_embeddings", "tie_word_embeddings",
-)  # fmt: skip
+from . import fsdp, machine
+from .loss import TrainingLoss
+from .recipe import HardwareSettings, ModelSettings, OptimizerSettings, nearest
+from .tensors import cpu_copies, restore_model
 
 
-def check_model_fields(recipe: Recipe) -> None:
+def check_model_fields(settings: ModelSettings) -> None:
     """Raise InputError for a key of `model` that is not a config field."""
     known = [field.name for field in dataclasses.fields(VaswaniTransformerConfig)]
-    for key in recipe.model:
+    for key in settings.model:
         if key not in known:
             raise InputError(f"model: unknown config field {key!r}{nearest(key, known)}")
 
 
 def model_config(
-    recipe: Recipe,
+    settings: ModelSettings,
     vocabulary: int,
     target_vocabulary: int | None = None,
     ids: dict[str, int | None] | None = None,
@@ -45,23 +42,21 @@ def model_config(
     vocabulary, target_vocabulary: sizes of the tokenizers; None if both languages share one.
     ids: the config fields for control tokens. Raises InputError naming the field.
     """
-    check_model_fields(recipe)
+    check_model_fields(settings)
     sizes: dict[str, Any] = {"vocab_size": vocabulary, **(ids or {})}
     if target_vocabulary is not None:
         sizes |= {"decoder_vocab_size": target_vocabulary, "share_encoder_decoder_embeddings": False}
-    before = None if recipe.initial_weights is None else load_config(find_folder(recipe.initial_weights)).to_dict()
+    before = None if settings.initial_weights is None else load_config(find_folder(settings.initial_weights)).to_dict()
     try:
         if before is not None:
             # The embedding may have more rows than the tokenizer has tokens.
-            config = VaswaniTransformerConfig.from_dict(before | recipe.model)
+            config = VaswaniTransformerConfig.from_dict(before | settings.model)
         else:
-            config = VaswaniTransformerConfig.from_preset(recipe.preset, **(sizes | recipe.model))
+            config = VaswaniTransformerConfig.from_preset(settings.preset, **(sizes | settings.model))
     except StrictDataclassError as error:
-        raise InputError(_wrong_type(recipe, str(error))) from error
+        raise InputError(_wrong_type(settings, str(error))) from error
     except (ValueError, TypeError) as error:
         raise InputError(f"model: {' '.join(str(error).split())}") from error
-    if before is not None:
-        _check_shapes(recipe, before, config)
     for field, size, wanted in (
         ("vocab_size", config.vocab_size, vocabulary),
         ("decoder_vocab_size", target_vocab_size(config), target_vocabulary or vocabulary),
@@ -71,64 +66,175 @@ def model_config(
     for field in ("pad_token_id", "eos_token_id"):
         if ids is not None and getattr(config, field) != ids[field]:
             raise InputError(f"model: {field} is {getattr(config, field)}, in the tokenizer {ids[field]}")
-    positions = config.learned_positions
-    if positions is not None and positions < recipe.max_length:
-        raise InputError(
-            f"max_length is {recipe.max_length}, the model has {positions} learned positions "
-            "(model.max_position_embeddings)"
-        )
     return config
 
 
-def _check_shapes(recipe: Recipe, before: dict[str, Any], config: VaswaniTransformerConfig) -> None:
-    """Raise InputError if the recipe changes a field that the shapes of initial_weights depend on."""
-    changed = [
-        f"model.{field} is {getattr(config, field)}, must be {before[field]}"
-        for field in SHAPE_FIELDS
-        if field in recipe.model and getattr(config, field) != before[field]
-    ]
-    if changed:
-        raise InputError(
-            f"{'; '.join(changed)}: the weights of {recipe.initial_weights} have these sizes; --model '{{}}' keeps them"
-        )
-
-
-def _wrong_type(recipe: Recipe, error: str) -> str:
+def _wrong_type(settings: ModelSettings, error: str) -> str:
     """Return huggingface_hub's error about the type of a config field in one short line."""
     for field in dataclasses.fields(VaswaniTransformerConfig):
-        if field.name in recipe.model and f"field '{field.name}'" in error:
+        if field.name in settings.model and f"field '{field.name}'" in error:
             kind = field.type.__name__ if isinstance(field.type, type) else str(field.type)
             kinds = kind.replace(" | ", " or ").replace("None", "null")
-            return f"model.{field.name} is {reprlib.repr(recipe.model[field.name])}, must be {kinds}"
+            return f"model.{field.name} is {reprlib.repr(settings.model[field.name])}, must be {kinds}"
     return f"model: {' '.join(error.split())}"
 
 
+def check_positions(config: VaswaniTransformerConfig, max_length: int) -> None:
+    """Raise InputError if the model has too few learned positions for sentences of max_length tokens."""
+    positions = config.learned_positions
+    if positions is not None and positions < max_length:
+        raise InputError(
+            f"max_length is {max_length}, the model has {positions} learned positions (model.max_position_embeddings)"
+        )
+
+
 def make_model(
-    recipe: Recipe, config: VaswaniTransformerConfig, device: torch.device, mean_length: float
+    settings: ModelSettings,
+    hardware: HardwareSettings,
+    config: VaswaniTransformerConfig,
+    device: torch.device,
+    seed: int,
+    mean_length: float,
 ) -> tuple[VaswaniTransformerForConditionalGeneration, dict[str, Any]]:
     """Create the model with random weights, or with those of initial_weights, which must have the same shapes.
 
     mean_length: mean sentence length in tokens
     Returns the model and the choices made for this device.
     """
-    precision = machine.set_up_process(recipe.matmul_precision, device)
-    attention = machine.choose_attention(recipe.attention, device, mean_length)
+    precision = machine.set_up_process(hardware.matmul_precision, device)
+    attention = machine.choose_attention(hardware.attention, device, mean_length)
     config._attn_implementation = attention
-    machine.seed_torch(recipe.seed)
+    machine.seed_torch(seed)
     try:
         model = VaswaniTransformerForConditionalGeneration(config)
     except ImportError as error:
         raise UnavailableError(f"attention: {attention} is not installed; use --attention sdpa") from error
-    if recipe.initial_weights is not None:
-        folder = find_folder(recipe.initial_weights)
+    if settings.initial_weights is not None:
+        folder = find_folder(settings.initial_weights)
         verify_manifest(folder)
-        restore_model(model, folder)
+        try:
+            restore_model(model, folder)
+        except BrokenFileError as error:
+            raise InputError(f"initial_weights: {error}; --model '{{}}' keeps the sizes of these weights") from error
         source = ModelFolder(folder)
         if source.generation_config:
             model.generation_config = load_generation_config(source)
-    if recipe.length_penalty is not None:
-        model.generation_config.length_penalty = recipe.length_penalty
-    if recipe.gradient_checkpointing:
+    if settings.length_penalty is not None:
+        model.generation_config.length_penalty = settings.length_penalty
+    if hardware.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-    byte_dropout = use_byte_dropout(recipe, model, device)
-    return model, {"matmul_precision": precision, "attention": attention, "byte_dropout": byte_dropout}
+    if device.type == "cpu":
+        use_byte_dropout(model)
+    return model, {"matmul_precision": precision, "attention": attention}
+
+
+def record_trained_length(model: VaswaniTransformerForConditionalGeneration, longest: int) -> None:
+    """Record the longest source in training, in tokens: translators split longer sentences.
+
+    A fine-tuned model keeps the length of its earlier training if that is longer.
+    """
+    generation_config: Any = model.generation_config
+    before_tuning = getattr(generation_config, "max_source_length", None) or 0
+    generation_config.max_source_length = max(before_tuning, longest)
+
+
+# ---- dropout on a CPU --------------------------------------------------------------------------------------------
+
+
+class ByteDropout(nn.Dropout):
+    """Dropout whose mask takes one random byte per element; the rate is rounded to 1/256.
+
+    torch's CPU dropout draws a double per element, which takes longer than the matrix products of a small model.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        kept = 256 - round(self.p * 256)
+        if not self.training or kept == 256:
+            return input
+        if kept == 0 or torch.compiler.is_compiling():  # a rate above 0.998; the compiler fuses torch's own
+            return super().forward(input)
+        return _ByteDropout.apply(input, kept)  # type: ignore[no-any-return]
+
+
+class _ByteDropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, input, kept):
+        words = torch.empty((input.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
+        random = words.view(torch.uint8)[: input.numel()].view(input.shape)
+        # uint8, because torch multiplies by bool four times more slowly.
+        mask = torch.lt(random, kept, out=random)
+        ctx.save_for_backward(mask)
+        ctx.scale = 256 / kept
+        return (input * mask).mul_(ctx.scale)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        (mask,) = ctx.saved_tensors
+        return (gradients[0] * mask).mul_(ctx.scale), None
+
+
+def use_byte_dropout(model: nn.Module) -> None:
+    """Replace every nn.Dropout of the model. Saved weights stay the same."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.Dropout:
+                setattr(module, name, ByteDropout(child.p))
+
+
+# ---- the network -------------------------------------------------------------------------------------------------
+
+
+class Network:
+    """The model with its loss and optimizer, on the processes of a run.
+
+    module: the model and its loss, inside DDP or FSDP if there are several processes
+    """
+
+    def __init__(
+        self,
+        model: VaswaniTransformerForConditionalGeneration,
+        settings: OptimizerSettings,
+        accelerator: Accelerator,
+        shard_weights: bool = False,
+    ):
+        """shard_weights: use FSDP instead of DDP"""
+        self.model, self.accelerator = model, accelerator
+        module = TrainingLoss(model, settings.label_smoothing)
+        if shard_weights:
+            fsdp.shard(module, accelerator.device, accelerator.num_processes)
+        # Section 5.3: Adam with beta1 0.9, beta2 0.98, epsilon 1e-9.
+        optimizer = torch.optim.Adam(
+            model.parameters(),
+            lr=0.0,  # set before every step
+            betas=(settings.adam_beta1, settings.adam_beta2),
+            eps=settings.adam_epsilon,
+            fused=accelerator.device.type in ("cpu", "cuda"),
+        )
+        # evaluation_mode: Accelerate leaves out DDP but keeps the autocast of mixed precision.
+        self.module: nn.Module = accelerator.prepare_model(module, not shard_weights, evaluation_mode=shard_weights)
+        self.optimizer = cast(AcceleratedOptimizer, accelerator.prepare_optimizer(optimizer))
+
+    def unsharded_model(self) -> VaswaniTransformerForConditionalGeneration:
+        """Return a model to translate with; with FSDP, a copy on the main process, gathered from all processes."""
+        if not fsdp.is_sharded(self.module):
+            return self.model
+        main = self.accelerator.is_main_process
+        weights = cpu_copies(dict(self.model.named_parameters()), keep=main)
+        if not main:
+            return self.model
+        model = VaswaniTransformerForConditionalGeneration(self.model.config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(weights[name])
+        model.generation_config = self.model.generation_config
+        return model.to(self.accelerator.device).eval()
+
+    def release(self) -> None:
+        """Free the module before the process group is destroyed.
+
+        DDP holds a reference to the group. If it held the last one, Python would free the group while holding the GIL
+        and wait forever for a gloo thread that needs it.
+        """
+        self.accelerator.free_memory()
+        del self.module, self.optimizer
+        gc.collect()

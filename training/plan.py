@@ -7,8 +7,8 @@ import typer
 
 from vaswani_transformer.exit import exit_cleanly
 
-from .recipe import describe_keys, load_recipe
-from .recipe_options import RECIPE_OPTIONS, Config, parse_options
+from .recipe import describe_keys
+from .recipe_options import RECIPE_OPTIONS, Config, read_command
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -25,7 +25,7 @@ def plan(
     seconds: Annotated[float, typer.Option(min=0, help="Seconds to measure the speed for; 0: do not measure.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    recipe = load_recipe(config, parse_options(context.args))
+    recipe = read_command(config, context.args)
     measured = f", then measuring the speed for {seconds:g} s" if seconds else ""
     typer.echo(f"reading the text and building the model{measured} ...", err=True)
     from .estimate import estimate, format_estimate

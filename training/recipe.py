@@ -1,13 +1,12 @@
 """A recipe: all settings of a training run, as the keys of a YAML file."""
 
 import difflib
-import json
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import yaml
 from pydantic import (
@@ -16,8 +15,6 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
 
@@ -25,14 +22,6 @@ from vaswani_transformer.errors import InputError
 
 SHIPPED = Path(__file__).parent / "recipes"
 LARGEST_VOCABULARY = 1_000_000
-ADVICE = (
-    "multi30k_en_de suits 10,000 to 50,000 pairs, iwslt14_de_en 50,000 to 1 million, paper_base_en_de more; "
-    "set --data, --train, --validation, --test, --source_language and --target_language."
-)
-FORMATS = (
-    "NAME for the files NAME.en and NAME.de, 'a.txt,b.txt', NAME.tsv or NAME.jsonl, each also as .gz; "
-    "not CSV, and not stdin"
-)
 EMBEDDED = "embedded"  # `data: embedded` is the demo's corpus
 MICRO_BATCHES = 8  # of a step, one for each GPU of the paper
 
@@ -50,23 +39,15 @@ Precision = Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(_yaml_text)
 
 # Keys that may change when a run is resumed. The text is compared by its content, not by its name.
 MAY_CHANGE = {
-    "tokenizer", "data", "dataset", "dataset_config", "streaming", "train", "validation", "test", "encoding_errors",
-    "cache", "max_hours", "max_cpu_seconds", "max_tokens", "bleu_every", "keep", "output_dir", "overwrite",
-    "length_penalty", "allow_changed", "keep_going", "max_bad_steps", "log_every", "trackers", "processes",
-    "deterministic", "compile",
+    "tokenizer", "data", "dataset", "dataset_config", "streaming", "train", "validation", "test", "cache", "max_hours",
+    "max_cpu_seconds", "max_tokens", "bleu_every", "keep", "output_dir", "overwrite", "length_penalty", "allow_changed",
+    "keep_going", "log_every", "trackers", "processes", "deterministic", "compile",
 }  # fmt: skip
 
 
-class Recipe(BaseModel):
-    """The defaults are section 5 of the paper for the base model. An option `--key value` overrides the file.
+class ModelSettings(BaseModel):
+    """Model (section 3)."""
 
-    To add a key, write a `Field` under the right `# ---` comment; the documentation and --help follow. List it in
-    MAY_CHANGE if it may change when a run resumes. Its default must keep the old behaviour: older runs resume with it.
-    """
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    # --- model (section 3) ---
     preset: Text = Field(
         "base",
         description="Preset of VaswaniTransformerConfig: base, big, base-en-fr, big-en-fr, parsing-wsj, "
@@ -76,16 +57,25 @@ class Recipe(BaseModel):
     initial_weights: Text | None = Field(
         None, description="Model folder, or repository on the Hub, to start from (fine-tuning)."
     )
+    length_penalty: float | None = Field(
+        None,
+        ge=-1,
+        le=5,
+        description="Length penalty (alpha) stored in the final model; null: that of initial_weights, or 0.6.",
+    )
 
-    # --- tokenizer (section 5.1) ---
+
+class TokenizerSettings(BaseModel):
+    """Tokenizer (section 5.1)."""
+
     tokenizer: Text | None = Field(None, description="Tokenizer folder; null: train one on the training text.")
     vocab_size: int = Field(37000, ge=260, le=LARGEST_VOCABULARY, description="Size of a newly trained tokenizer.")
-    split_digits: bool = Field(
-        False, description="Make each digit its own token, so that the model can spell unseen numbers."
-    )
     lowercase: bool = Field(False, description="Lower-case all text; BLEU during training ignores case.")
 
-    # --- text ---
+
+class TextSettings(BaseModel):
+    """Text."""
+
     data: Text | None = Field(None, description=f"Folder of the text files, or {EMBEDDED!r} for the demo's corpus.")
     dataset: Text | None = Field(None, description="`datasets` id, or a folder made by save_to_disk, instead of data.")
     dataset_config: Text | None = Field(None, description="Configuration of the dataset.")
@@ -107,12 +97,16 @@ class Recipe(BaseModel):
     max_length_ratio: float | None = Field(
         None, ge=1, description="Drop pairs with one side more than this many times longer than the other."
     )
-    encoding_errors: Literal["error", "skip"] = Field(
-        "error", description="Lines that are not UTF-8: error stops, skip drops their pairs."
-    )
     cache: Text | None = Field(None, description="Folder for tokenised corpora; null: output_dir/corpus.")
 
-    # --- batches (section 5.1) ---
+    @property
+    def languages(self) -> tuple[str, str]:
+        return self.source_language, self.target_language
+
+
+class BatchSettings(BaseModel):
+    """Batches (section 5.1)."""
+
     tokens_per_step: int = Field(
         50000, ge=8, description="Source and target tokens per step, padding included (the paper: 25,000 + 25,000)."
     )
@@ -122,7 +116,19 @@ class Recipe(BaseModel):
         "as few as their memory allows.",
     )
 
-    # --- optimizer (section 5.3) ---
+    @property
+    def max_micro_batches(self) -> int:
+        """`micro_batches`, or the most that "auto" chooses."""
+        return MICRO_BATCHES if self.micro_batches == "auto" else self.micro_batches
+
+    @property
+    def tokens_per_micro_batch(self) -> int:
+        return self.tokens_per_step // self.max_micro_batches
+
+
+class OptimizerSettings(BaseModel):
+    """Optimizer and loss (sections 5.3 and 5.4); dropout is a field of `model`."""
+
     learning_rate: float | None = Field(None, ge=0, description="Peak of the schedule; null: the paper's formula.")
     learning_rate_factor: float = Field(1.0, ge=0, description="Factor of the paper's formula.")
     warmup_steps: int = Field(4000, ge=1, description="Steps until the peak.")
@@ -133,14 +139,12 @@ class Recipe(BaseModel):
     adam_beta2: float = Field(0.98, ge=0, lt=1, description="Adam's beta2.")
     adam_epsilon: float = Field(1e-9, gt=0, description="Adam's epsilon.")
     max_gradient_norm: float | None = Field(None, gt=0, description="Clip gradients to this norm; null: no clipping.")
-
-    # --- regularisation (section 5.4); dropout is a field of `model` ---
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="Label smoothing.")
-    label_smoothing_spread: Literal["others", "all"] = Field(
-        "others", description="Spread the smoothed mass over the V-1 other tokens (the paper's code) or all V (torch)."
-    )
 
-    # --- length of the run: the first limit that is reached ends it ---
+
+class LimitSettings(BaseModel):
+    """Length of the run: the first limit that is reached ends it."""
+
     max_steps: int | None = Field(100_000, ge=1, description="Steps; like max_epochs, shapes the learning rate.")
     max_epochs: float | None = Field(None, gt=0, description="Passes over the training text.")
     max_hours: float | None = Field(None, ge=0, description="Wall-clock hours, over all parts of a resumed run.")
@@ -148,7 +152,10 @@ class Recipe(BaseModel):
     max_tokens: int | None = Field(None, ge=1, description="Source and target tokens.")
     patience: int | None = Field(None, ge=1, description="Stop after this many validations without a lower loss.")
 
-    # --- validation and checkpoints (section 6.1 averages the last 5, written every 10 minutes) ---
+
+class CheckpointSettings(BaseModel):
+    """Validation and checkpoints (section 6.1 averages the last 5, written every 10 minutes)."""
+
     validate_every: int | None = Field(1000, ge=1, description="Steps between validations; null: save_every.")
     bleu_every: int | None = Field(None, ge=1, description="Steps between BLEU scores (beam 4); null: none.")
     save_every: int = Field(1500, ge=1, description="Steps between checkpoints.")
@@ -158,24 +165,27 @@ class Recipe(BaseModel):
         description="Newest checkpoints at multiples of save_every to keep; the newest and the best are always kept.",
     )
     average_last: int = Field(5, ge=1, description="Checkpoints averaged into the final model.")
-    length_penalty: float | None = Field(
-        None,
-        ge=-1,
-        le=5,
-        description="Length penalty (alpha) stored in the final model; null: that of initial_weights, or 0.6.",
-    )
 
-    # --- run ---
+    @property
+    def validation_interval(self) -> int:
+        return self.validate_every or self.save_every
+
+
+class RunSettings(BaseModel):
+    """Run."""
+
     output_dir: Text = Field("runs/base", description="Folder of the run; the same command resumes it.")
     seed: int = Field(1, ge=0, lt=2**63, description="Seed of the initial weights, the data order and dropout.")
     overwrite: bool = Field(False, description="Remove the run in output_dir and start again.")
     allow_changed: bool = Field(False, description="Resume although the recipe, the text or the processes changed.")
     keep_going: bool = Field(False, description="Continue when a checkpoint or a log cannot be written (disk full).")
-    max_bad_steps: int = Field(10, ge=1, description="Stop after this many consecutive non-finite gradients.")
     log_every: int = Field(50, ge=1, description="Steps between lines of metrics.jsonl.")
     trackers: TextList = Field([], description="Accelerate's trackers, such as tensorboard.")
 
-    # --- hardware ("auto" chooses for this machine) ---
+
+class HardwareSettings(BaseModel):
+    """Hardware ("auto" chooses for this machine)."""
+
     processes: int | None = Field(
         None,
         ge=1,
@@ -199,9 +209,6 @@ class Recipe(BaseModel):
     compile: Annotated[Literal["auto", "yes", "no"], BeforeValidator(_yaml_text)] = Field(
         "auto", description="Compile the model with torch's inductor; auto: on a single GPU, from 20,000 steps on."
     )
-    fast_dropout: Annotated[Literal["auto", "no"], BeforeValidator(_yaml_text)] = Field(
-        "auto", description="Byte-wise dropout masks on a CPU."
-    )
     deterministic: bool = Field(
         False,
         description="Use deterministic GPU kernels, so that resumed runs are bit-identical (slower). CPU runs always "
@@ -209,15 +216,46 @@ class Recipe(BaseModel):
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, more time.")
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _refuse_bool(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse true and false (YAML's yes, no, on and off, too) for numbers; pydantic takes them as 1 and 0."""
-        annotation = cls.model_fields[str(info.field_name)].annotation
-        kinds = get_args(annotation) or (annotation,)
-        if isinstance(value, bool) and bool not in kinds and {int, float} & {*kinds}:
-            raise ValueError("must be a number")
-        return value
+
+class Settings(NamedTuple):
+    """A recipe in parts, so that each part of the program gets the keys that it needs and no others."""
+
+    model: ModelSettings
+    tokenizer: TokenizerSettings
+    text: TextSettings
+    batches: BatchSettings
+    optimizer: OptimizerSettings
+    limits: LimitSettings
+    checkpoints: CheckpointSettings
+    run: RunSettings
+    hardware: HardwareSettings
+
+
+class Recipe(
+    HardwareSettings,
+    RunSettings,
+    CheckpointSettings,
+    LimitSettings,
+    OptimizerSettings,
+    BatchSettings,
+    TextSettings,
+    TokenizerSettings,
+    ModelSettings,
+):
+    """The defaults are section 5 of the paper for the base model. An option `--key value` overrides the file.
+
+    To add a key, write a `Field` in the settings that it belongs to; the documentation and --help follow. List it in
+    MAY_CHANGE if it may change when a run resumes.
+    """
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    def settings(self) -> Settings:
+        """Divide the recipe into the settings of each part."""
+        kinds = Settings.__annotations__.values()
+        return Settings(
+            *(kind.model_construct(**{key: getattr(self, key) for key in kind.model_fields}) for kind in kinds)
+        )
 
     @model_validator(mode="after")
     def _check_combinations(self) -> "Recipe":
@@ -251,28 +289,10 @@ class Recipe(BaseModel):
             raise ValueError(f"average_last is {self.average_last}, must be at most {self.keep} (keep)")
         return self
 
-    @property
-    def languages(self) -> tuple[str, str]:
-        return self.source_language, self.target_language
-
-    @property
-    def validation_interval(self) -> int:
-        return self.validate_every or self.save_every
-
-    @property
-    def max_micro_batches(self) -> int:
-        """`micro_batches`, or the most that "auto" chooses."""
-        return MICRO_BATCHES if self.micro_batches == "auto" else self.micro_batches
-
-    @property
-    def tokens_per_micro_batch(self) -> int:
-        return self.tokens_per_step // self.max_micro_batches
-
     def fixed_keys(self) -> dict[str, Any]:
         """Return the keys that must stay the same when a run is resumed."""
         length = set() if self.decay_share else {"max_steps", "max_epochs"}
-        # Runs begun before there was "auto" recorded the number.
-        return self.model_dump(exclude=MAY_CHANGE | length) | {"micro_batches": self.max_micro_batches}
+        return self.model_dump(exclude=MAY_CHANGE | length)
 
 
 def load_recipe(name: str | None, options: Mapping[str, str | None] | None = None) -> Recipe:
@@ -338,10 +358,8 @@ class _Loader(yaml.SafeLoader):
 
 def _parse_yaml(text: str | bytes, where: str) -> Any:
     try:
-        value = yaml.load(text, _Loader)
-        json.dumps(value, default=str)  # an alias that contains itself cannot be recorded
-        return value
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
         raise InputError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
 
 
@@ -379,11 +397,13 @@ def shipped_recipes() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
-def title_of(name: str) -> str:
-    """Return the first sentence of a shipped recipe's comments."""
+def describe_recipe(name: str) -> tuple[str, str]:
+    """Return the first sentence of a shipped recipe's comments, and the one that says whether it was run to its end."""
     lines = recipe_path(name).read_text(encoding="utf-8").splitlines()
     comments = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
-    return re.split(r"(?<=\.) (?=[A-Z])", comments)[0]
+    sentences = re.split(r"(?<=\.) (?=[A-Z])", comments)
+    never = "Never run to its end"
+    return sentences[0], next((each for each in sentences if each.startswith(("Run to its end", never))), f"{never}.")
 
 
 def describe_keys() -> str:

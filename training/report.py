@@ -10,12 +10,45 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from accelerate import Accelerator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
 from vaswani_transformer.errors import UnavailableError
 from vaswani_transformer.exit import print_error
+from vaswani_transformer.training_run import METRICS
+
+# Names of the share of a device's peak in metrics.jsonl (see metrics.peak_flop_rate) and on the screen.
+SHARES = {"mfu": "MFU", "product_share": "of the product rate"}
+
+
+class MetricsFile:
+    """metrics.jsonl, to which every record is appended as one line."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        if path.is_file():  # a power cut may leave half a line
+            whole = path.read_bytes().rfind(b"\n") + 1
+            if whole < path.stat().st_size:
+                os.truncate(path, whole)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append a record. Raises UnavailableError if the disk is full; the file then ends with a complete line."""
+        # JSON has no NaN.
+        record = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        line = (json.dumps(record) + "\n").encode()
+        size = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            with self.path.open("ab") as file:
+                file.write(line)
+        except OSError as error:
+            if self.path.exists():
+                os.truncate(self.path, size)
+            free = shutil.disk_usage(self.path.parent).free
+            raise UnavailableError(
+                f"{self.path} cannot be written: {error.strerror} ({len(line)} bytes needed, {free} free)"
+            ) from error
 
 
 class Reporter:
@@ -26,8 +59,8 @@ class Reporter:
         self.is_main_process, self.keep_going = is_main_process, keep_going
         self.console = Console(stderr=True)
         self.bar: ProgressBar | None = None
-        self.metrics: Path | None = None
-        self.accelerator: Any = None
+        self.metrics: MetricsFile | None = None
+        self.trackers: Accelerator | None = None
         self.last_line_at = -math.inf
 
     def say(self, message: str) -> None:
@@ -37,16 +70,14 @@ class Reporter:
         elif self.is_main_process:
             print_error(message)
 
-    def start(self, output_dir: Path, accelerator: Any, step: int, total_steps: int) -> None:
-        """Open or continue metrics.jsonl, and show a bar on a terminal. accelerator: for its trackers, or None"""
-        self.metrics = output_dir / "metrics.jsonl"
-        self.accelerator = accelerator
+    def start(self, output_dir: Path, trackers: Accelerator | None, step: int, total_steps: int) -> None:
+        """Open or continue metrics.jsonl, and show a bar on a terminal.
+
+        trackers: the accelerator, if it has trackers
+        """
         if not self.is_main_process:
             return
-        if self.metrics.is_file():  # a power cut may leave half a line
-            whole = self.metrics.read_bytes().rfind(b"\n") + 1
-            if whole < self.metrics.stat().st_size:
-                os.truncate(self.metrics, whole)
+        self.metrics, self.trackers = MetricsFile(output_dir / METRICS), trackers
         if step:
             self.write({"event": "resume", "step": step})
         if self.console.is_terminal:
@@ -70,34 +101,27 @@ class Reporter:
             self.last_line_at = time.monotonic()
 
     def write(self, record: dict[str, Any]) -> None:
-        """Write a line to metrics.jsonl and to the trackers. Raises UnavailableError if the disk is full."""
-        if not self.is_main_process or self.metrics is None:
+        """Write a record to metrics.jsonl and to the trackers. Raises UnavailableError if the disk is full."""
+        if self.metrics is None:
             return
-        # JSON has no NaN.
-        record = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-        line = (json.dumps(record) + "\n").encode()
-        size = self.metrics.stat().st_size if self.metrics.exists() else 0
         try:
-            with self.metrics.open("ab") as file:
-                file.write(line)
-        except OSError as error:
-            if self.metrics.exists():
-                os.truncate(self.metrics, size)
-            free = shutil.disk_usage(self.metrics.parent).free
-            message = f"{self.metrics} cannot be written: {error.strerror} ({len(line)} bytes needed, {free} free)"
+            self.metrics.write(record)
+        except UnavailableError as error:
             if not self.keep_going:
-                raise UnavailableError(f"{message}; the last checkpoint is intact") from error
-            self.say(f"{message}; training continues")
-        values = {k: v for k, v in record.items() if isinstance(v, int | float) and k != "step"}
-        if self.accelerator is not None and self.accelerator.log_with:
-            self.accelerator.log(values, step=record["step"])
+                raise UnavailableError(f"{error}; the last checkpoint is intact") from error
+            self.say(f"{error}; training continues")
+        if self.trackers is not None:
+            values = {
+                k: v for k, v in record.items() if isinstance(v, int | float) and math.isfinite(v) and k != "step"
+            }
+            self.trackers.log(values, step=record["step"])
 
     def log(self, record: dict[str, Any], seconds_left: float) -> None:
         """Write a record of measurements (see Meter.read), and show its loss and speed."""
         self.write(record)
         summary = f"loss {record['loss']:.3f}  {record['tokens_per_second']:.0f} tokens/s"
-        if record["mfu"] is not None:
-            summary += f"  MFU {record['mfu']:.0%}"
+        for name in SHARES.keys() & record.keys():
+            summary += f"  {record[name]:.0%} {SHARES[name]}"
         if self.bar is not None:
             self.bar.update(self.task, completed=record["step"], summary=summary)
         else:

@@ -14,17 +14,9 @@ from safetensors import safe_open
 
 from vaswani_transformer import __version__
 from vaswani_transformer.errors import InputError, UnavailableError
-from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.training_run import RESULT_COLUMNS, format_hours, read_progress, read_run
 
-from .checkpoint_folders import progress_of
-from .evaluation_text import EvaluationText
-
-# The columns of training/results/*.csv, in their order.
-COLUMNS = (
-    "date", "commit", "command", "hardware", "hours", "cpu_hours", "steps", "parameters", "data", "test", "sentences",
-    "beam", "alpha", "bleu", "bleu_signature", "bleu_lowercase", "bleu_lowercase_signature", "bleu_tokenised",
-    "bleu_compound_split", "chrf", "chrf_signature", "exact_match",
-)  # fmt: skip
+from .evaluate import EvaluationText
 
 
 def append_row(path: Path, model: Path, test: EvaluationText, result: dict[str, Any]) -> None:
@@ -32,16 +24,15 @@ def append_row(path: Path, model: Path, test: EvaluationText, result: dict[str, 
 
     result: the scores, with the beam size and alpha that they were measured with
     """
-    run = read_json_object(model / "run.json") if (model / "run.json").is_file() else {}
-    progress = progress_of(model)
+    progress = read_progress(model)
     values: dict[str, Any] = {
         **result,
         "date": date.today().isoformat(),
         "commit": commit(),
-        "command": run.get("command", ""),
+        "command": read_run(model).get("command", ""),
         "hardware": hardware(),
-        "hours": round(progress["seconds"] / 3600, 3) if progress else "",
-        "cpu_hours": round(progress["cpu_seconds"] / 3600, 3) if progress else "",
+        "hours": format_hours(progress["seconds"]) if progress else "",
+        "cpu_hours": format_hours(progress["cpu_seconds"]) if progress else "",
         "steps": progress.get("step", ""),
         "parameters": parameters(model),
         "data": test.data,
@@ -49,7 +40,7 @@ def append_row(path: Path, model: Path, test: EvaluationText, result: dict[str, 
     }
     for name in ("bleu", "bleu_lowercase", "bleu_tokenised", "bleu_compound_split", "chrf", "exact_match"):
         values[name] = None if values[name] is None else round(values[name], 2)
-    append_rows(path, COLUMNS, [{name: values.get(name) for name in COLUMNS}])
+    append_rows(path, RESULT_COLUMNS, [{name: values.get(name) for name in RESULT_COLUMNS}])
 
 
 def append_rows(path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:

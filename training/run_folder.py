@@ -6,25 +6,22 @@ import shlex
 import shutil
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
 from vaswani_transformer.atomic import remove_stale
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
-from vaswani_transformer.model_folder import read_json_object, write_json
+from vaswani_transformer.model_folder import MANIFEST, SETTINGS_FILES, WEIGHTS, read_json_object, write_json
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.training_run import METRICS, RECORD
 
 from .model import model_config
-from .parallel_text import train_and_validation_texts
-from .recipe import Recipe
-from .report import Reporter
+from .parallel_text import open_training_and_validation
+from .recipe import Recipe, RunSettings, Settings
 
 FOLDERS = ("checkpoints", "corpus", TARGET_TOKENIZER)
-FILES = (
-    "run.json", "metrics.jsonl", "curve.png", "model.safetensors", "config.json", "generation_config.json",
-    "manifest.json", "tokenizer.json", "tokenizer_config.json",
-)  # fmt: skip
+FILES = (RECORD, METRICS, "curve.png", MANIFEST, WEIGHTS, *SETTINGS_FILES)
 
 
 def lock_run(output_dir: Path) -> TextIO:
@@ -54,49 +51,38 @@ def lock_run(output_dir: Path) -> TextIO:
     return file
 
 
-def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
-    """Prepare output_dir, which must be empty or hold a run of the same recipe.
+def describe_run(recipe: Recipe) -> dict[str, Any]:
+    """Return the content of run.json: the command and the recipe, and those of its keys that must not change."""
+    command = shlex.join(["vaswani-transformer", "train", *sys.argv[1:]])
+    return {"command": command, "fixed_keys": recipe.fixed_keys(), "recipe": recipe.model_dump()}
+
+
+def claim_output(output: Path, record: dict[str, Any], settings: Settings, say: Callable[[str], None]) -> None:
+    """Prepare `output`, which must be empty or hold a run of the same recipe.
 
     A run of another recipe is replaced if it has no checkpoint yet, and any run with `overwrite`. The folder of another
     program that writes a run.json is refused. A run with checkpoints keeps its record until they are accepted.
     """
-    record, now = output / "run.json", recipe.fixed_keys()
+    path = output / RECORD
     for folder in (output, output / "checkpoints", output / "corpus"):
         remove_unfinished(folder)
     begun = (output / "model.safetensors").exists() or any((output / "checkpoints").glob("*"))
-    if not record.exists():
-        if names := sorted(p.name for p in output.iterdir() if not p.name.startswith((".lock", ".run.json."))):
+    if not path.exists():
+        if names := sorted(p.name for p in output.iterdir() if not p.name.startswith((".lock", f".{RECORD}."))):
             raise InputError(
                 f"output_dir {output} is not empty ({', '.join(names[:3])}) and holds no training run; choose another"
             )
-    elif (before := with_defaults(_identity(record), now)) != now or recipe.overwrite:
-        if begun and not recipe.overwrite:
-            check_unchanged(before, now, recipe, reporter)
-        else:
-            remove_run(recipe, output)
+    else:
+        before = read_json_object(path, "fixed_keys").get("fixed_keys")
+        if before is None:
+            raise BrokenFileError(f"{path} is not the record of a training run; choose another output_dir")
+        if begun and not settings.run.overwrite:
+            check_unchanged(before, record["fixed_keys"], settings.run, say)
+        elif before != record["fixed_keys"] or settings.run.overwrite:
+            remove_run(output, settings)
             begun = False
     if not begun:
-        record_run(recipe, output)
-
-
-def record_run(recipe: Recipe, output: Path) -> None:
-    """Write run.json: the command and the recipe of the run."""
-    command = shlex.join(["vaswani-transformer", "train", *sys.argv[1:]])
-    record = {"command": command, "identity": recipe.fixed_keys(), "recipe": recipe.model_dump()}
-    write_json(output / "run.json", record)
-
-
-def _identity(record: Path) -> dict[str, Any]:
-    """Return what `record_run` wrote of Recipe.fixed_keys()."""
-    identity = read_json_object(record, "identity").get("identity")
-    if identity is None:
-        raise BrokenFileError(f"{record} is not the record of a training run; choose another output_dir")
-    return identity
-
-
-def with_defaults(recorded: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """Return these keys of a recorded recipe; those added to Recipe since then have their defaults."""
-    return {key: recorded.get(key, Recipe.model_fields[key].get_default()) for key in keys}
+        write_json(path, record)
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -105,31 +91,34 @@ def remove_unfinished(folder: Path) -> None:
         remove_stale(path.with_name(path.name[1:].rsplit(".", 2)[0]))
 
 
-def remove_run(recipe: Recipe, output: Path) -> None:
+def remove_run(output: Path, settings: Settings) -> None:
     """Remove the files of a run, and no others. Raises InputError beforehand if the new run's recipe has a problem."""
-    for key, value in (("initial_weights", recipe.initial_weights), ("tokenizer", recipe.tokenizer)):
+    weights, tokenizer = settings.model.initial_weights, settings.tokenizer
+    for key, value in (("initial_weights", weights), ("tokenizer", tokenizer.tokenizer)):
         if value is not None and Path(value).resolve().is_relative_to(output.resolve()):
             raise InputError(
                 f"{key} {value} is inside {output}, which a new run removes; move it, or choose another output_dir"
             )
-    train_and_validation_texts(recipe)
-    model_config(recipe, recipe.vocab_size if recipe.initial_weights is None else 0)
+    open_training_and_validation(settings.text)
+    model_config(settings.model, tokenizer.vocab_size if weights is None else 0)
     for name in FOLDERS:
         shutil.rmtree(output / name, ignore_errors=True)
     for path in (*(output / name for name in FILES), *output.glob("*_vaswani_transformer.py")):
         path.unlink(missing_ok=True)
 
 
-def check_unchanged(before: dict[str, Any], now: dict[str, Any], recipe: Recipe, reporter: Reporter) -> None:
-    """Raise InputError listing the differences, unless the recipe allows them."""
+def check_unchanged(
+    before: dict[str, Any], now: dict[str, Any], settings: RunSettings, say: Callable[[str], None]
+) -> None:
+    """Raise InputError listing the differences, unless the settings allow them."""
     changes = "; ".join(differences(before, now))
-    if changes and not recipe.allow_changed:
+    if changes and not settings.allow_changed:
         raise InputError(
-            f"output_dir {recipe.output_dir} holds a run that differs: {changes}. Restore it, choose another "
+            f"output_dir {settings.output_dir} holds a run that differs: {changes}. Restore it, choose another "
             "output_dir, resume nevertheless with --allow_changed true, or start again with --overwrite true"
         )
     if changes:
-        reporter.say(f"resuming a changed run: {changes}")
+        say(f"resuming a changed run: {changes}")
 
 
 def differences(before: dict[str, Any], now: dict[str, Any], table: str = "") -> list[str]:

@@ -2,15 +2,14 @@
 
 import math
 
-from .batches import BatchPlan
-from .recipe import Recipe
+from .recipe import LimitSettings, OptimizerSettings
 
 
-def total_steps(recipe: Recipe, plan: BatchPlan) -> int:
+def total_steps(settings: LimitSettings, steps_per_epoch: int) -> int:
     """Return the number of steps of the run: the smaller of max_steps and the steps of max_epochs."""
-    limits = [recipe.max_steps]
-    if recipe.max_epochs is not None:
-        limits.append(max(1, math.ceil(recipe.max_epochs * plan.steps_per_epoch)))
+    limits = [settings.max_steps]
+    if settings.max_epochs is not None:
+        limits.append(max(1, math.ceil(settings.max_epochs * steps_per_epoch)))
     return min(limit for limit in limits if limit is not None)
 
 
@@ -37,10 +36,10 @@ def linear_decay(step: int, total_steps: int, decay_share: float) -> float:
     return 1.0 if left >= decaying else max(left, 0) / decaying
 
 
-def learning_rate(recipe: Recipe, d_model: int, step: int, total_steps: int) -> float:
+def learning_rate(settings: OptimizerSettings, d_model: int, total_steps: int, step: int) -> float:
     """Return the rate of a step (from 1). It depends on its arguments only, so that resuming needs no state."""
-    if recipe.learning_rate is None:
-        rate = paper_learning_rate(step, d_model, recipe.warmup_steps, recipe.learning_rate_factor)
+    if settings.learning_rate is None:
+        rate = paper_learning_rate(step, d_model, settings.warmup_steps, settings.learning_rate_factor)
     else:
-        rate = inverse_sqrt_learning_rate(step, recipe.learning_rate, recipe.warmup_steps)
-    return rate * linear_decay(step, total_steps, recipe.decay_share) if recipe.decay_share else rate
+        rate = inverse_sqrt_learning_rate(step, settings.learning_rate, settings.warmup_steps)
+    return rate * linear_decay(step, total_steps, settings.decay_share) if settings.decay_share else rate

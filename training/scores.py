@@ -45,7 +45,7 @@ def scores(
         result[name] = metric.corpus_score(translations, [references]).score
         result[f"{name}_signature"] = str(metric.get_signature())
     for name, tokenised in (
-        ("bleu_tokenised", lambda text: moses_tokenised(text, language)),
+        ("bleu_tokenised", lambda text: tokenise_by_moses(text, language)),
         ("bleu_as_written", lambda text: text),
         ("bleu_compound_split", lambda text: [split_compounds(line) for line in text]),
     ):
@@ -61,7 +61,7 @@ def scores(
     return result
 
 
-def moses_tokenised(lines: list[str], language: str) -> list[str]:
+def tokenise_by_moses(lines: list[str], language: str) -> list[str]:
     """Lower-case, normalise punctuation and tokenise like Multi30k's task1-tokenize.sh. Empty without sacremoses."""
     try:
         from sacremoses import MosesPunctNormalizer, MosesTokenizer

@@ -1,7 +1,7 @@
 """What stops a run: a limit of the recipe, or a signal.
 
 `Signals` records a signal, and the loop (train.py) asks after each step. To several processes,
-`vaswani-transformer train` forwards it (vaswani_transformer/launch.py) and torchrun passes it on; they agree on the
+`vaswani-transformer train` forwards it (launch.py) and torchrun passes it on; they agree on the
 highest reason, save a checkpoint together and end.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import distributed
 
-from .progress import Progress
-from .recipe import Recipe
+from .checkpoints import Progress
+from .recipe import LimitSettings
 
 
 class StopReason(IntEnum):
@@ -79,14 +79,14 @@ def _handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def limit_reached(recipe: Recipe, total_steps: int, progress: Progress) -> bool:
+def limit_reached(settings: LimitSettings, total_steps: int, progress: Progress) -> bool:
     """Return whether a limit of the recipe ends the run here."""
     limits = (
         (progress.step, total_steps),
-        (progress.wall_seconds / 3600, recipe.max_hours),
-        (progress.cpu_seconds, recipe.max_cpu_seconds),
-        (progress.tokens, recipe.max_tokens),
-        (progress.validations_since_best, recipe.patience),
+        (progress.wall_seconds / 3600, settings.max_hours),
+        (progress.cpu_seconds, settings.max_cpu_seconds),
+        (progress.tokens, settings.max_tokens),
+        (progress.validations_since_best, settings.patience),
     )
     return any(limit is not None and value >= limit for value, limit in limits)
 

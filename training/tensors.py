@@ -21,7 +21,7 @@ def cpu_copies(tensors: Mapping[str, torch.Tensor], keep: bool = True) -> dict[s
     """
     kept = {}
     for name, tensor in tensors.items():
-        unsharded = fsdp.unsharded(tensor.detach())  # one at a time, to save GPU memory
+        unsharded = fsdp.unshard(tensor.detach())  # one at a time, to save GPU memory
         if keep:
             kept[name] = unsharded.to("cpu", copy=True).contiguous()
     return kept
@@ -67,7 +67,7 @@ def restore_model(model: torch.nn.Module, folder: Path) -> None:
     _check_fit(folder / WEIGHTS, tensors, {name: parameter.shape for name, parameter in parameters.items()})
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(fsdp.sharded_like(tensors[name], parameter))
+            parameter.copy_(fsdp.shard_like(tensors[name], parameter))
 
 
 def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
@@ -85,7 +85,7 @@ def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, 
     )
     for name, parameter in parameters.items():
         # Adam's step count moves to the device too, because the optimizer is fused.
-        optimizer.state[parameter] = {key: fsdp.sharded_like(tensors[f"{key}/{name}"], parameter) for key in keys}
+        optimizer.state[parameter] = {key: fsdp.shard_like(tensors[f"{key}/{name}"], parameter) for key in keys}
 
 
 def _check_fit(path: Path, tensors: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size]) -> None:

@@ -14,28 +14,30 @@ from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
 from .parallel_text import ParallelText, text_lines
-from .recipe import Recipe
+from .recipe import TokenizerSettings
 
 
 def load_tokenizers(
-    recipe: Recipe, output: Path, texts: list[ParallelText], say: Callable[[str], None]
+    settings: TokenizerSettings,
+    initial_weights: str | None,
+    output: Path,
+    texts: list[ParallelText],
+    say: Callable[[str], None],
 ) -> tuple[Any, Any]:
     """Load the tokenizer and, if the languages have separate vocabularies, the target's (else None).
 
-    They are those of the recipe, of initial_weights, or of output_dir; that of output_dir is trained if missing.
+    They are those of the settings, of initial_weights, or of `output`; that of `output` is trained if missing.
     """
-    before = None if recipe.initial_weights is None else find_folder(recipe.initial_weights)
-    folder = Path(recipe.tokenizer) if recipe.tokenizer is not None else before or output
+    before = None if initial_weights is None else find_folder(initial_weights)
+    folder = Path(settings.tokenizer) if settings.tokenizer is not None else before or output
     if folder == output and not (output / "tokenizer.json").is_file():
-        say(f"training a tokenizer of {recipe.vocab_size} tokens on {' + '.join(text.name for text in texts)}")
-        save_new_tokenizer(recipe, output, texts)
-    elif folder != output and "vocab_size" in recipe.model_fields_set:
-        say(f"vocab_size {recipe.vocab_size} has no effect: the tokenizer in {folder} is used")
+        say(f"training a tokenizer of {settings.vocab_size} tokens on {' + '.join(text.name for text in texts)}")
+        save_new_tokenizer(settings, output, texts)
     if not (folder / "tokenizer.json").is_file():
         raise InputError(f"tokenizer: {folder} has no tokenizer.json; train one with `vaswani-transformer tokenizer`")
     separate = folder != output and (folder / TARGET_TOKENIZER).is_dir()
     tokenizer = load_for_training(folder, of_targets=not separate)
-    if recipe.lowercase and tokenizer.decode(tokenizer("A")["input_ids"], skip_special_tokens=True).strip() != "a":
+    if settings.lowercase and tokenizer.decode(tokenizer("A")["input_ids"], skip_special_tokens=True).strip() != "a":
         raise InputError(f"lowercase: the tokenizer in {folder} keeps capitals; train one with `tokenizer --lowercase`")
     if before and folder != before and (before / "tokenizer.json").is_file():
         if tokenizer.get_vocab() != load_tokenizer(before).get_vocab():
@@ -43,11 +45,9 @@ def load_tokenizers(
     return tokenizer, load_for_training(folder / TARGET_TOKENIZER, of_targets=True) if separate else None
 
 
-def save_new_tokenizer(recipe: Recipe, output: Path, texts: list[ParallelText]) -> None:
-    """Train a tokenizer on the texts and save it in output_dir; its files appear when they are complete."""
-    tokenizer = train_tokenizer(
-        text_lines(texts), recipe.vocab_size, split_digits=recipe.split_digits, lowercase=recipe.lowercase
-    )
+def save_new_tokenizer(settings: TokenizerSettings, output: Path, texts: list[ParallelText]) -> None:
+    """Train a tokenizer on the texts and save it in `output`; its files appear when they are complete."""
+    tokenizer = train_tokenizer(text_lines(texts), settings.vocab_size, lowercase=settings.lowercase)
     with temporary_path(output / "tokenizer") as temporary:
         tokenizer.save_pretrained(temporary)
         # tokenizer.json last: the others exist if it does.

@@ -1,35 +1,35 @@
 """Section 5: the training loop, in one process or one per GPU. The same command resumes an interrupted run."""
 
-import gc
-import itertools
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
+from accelerate.utils import TorchDynamoPlugin, broadcast_object_list
 from transformers.utils import logging as transformers_logging
 
-from vaswani_transformer.atomic import atomic_file
-from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
-from vaswani_transformer.training_curve import curve_figure, curves_of
+from vaswani_transformer.model_folder import write_json
+from vaswani_transformer.training_run import RECORD
 from vaswani_transformer.tried_versions import untried_versions_warning
 
-from . import checkpoint_folders, fsdp, machine
-from .average import write_model_folder
-from .checkpointer import Checkpointer
-from .metrics import Meter, Window
-from .model import check_model_fields
-from .prepare import Prepared, prepare
-from .processes import make_accelerator
-from .progress import Progress
-from .recipe import ADVICE, Recipe
+from . import fsdp, machine
+from .batches import InputPipeline, RunBatches, batch_by_length
+from .checkpoints import Checkpointer, Progress, recorded_choices
+from .corpus import Corpora, read_corpora
+from .final_model import write_final_model
+from .metrics import Meter, Window, measure_bleu, measure_loss
+from .model import Network, check_model_fields, check_positions, make_model, model_config, record_trained_length
+from .recipe import Recipe, Settings
 from .report import Reporter
-from .run_folder import claim_output, lock_run, record_run
+from .run_folder import claim_output, describe_run, lock_run
+from .schedule import learning_rate, total_steps
 from .step import Stepper
 from .stopping import Signals, StopReason, agree_on_stop, default_signal_handlers, limit_reached
-from .validation import validate
+from .tokenizer import sizes_and_ids
 
 
 def train(recipe: Recipe, change: Callable[[Any], None] | None = None) -> None:
@@ -39,83 +39,147 @@ def train(recipe: Recipe, change: Callable[[Any], None] | None = None) -> None:
     change: changes the computation of the new model in place, but no parameter. Neither the run nor the model folder
         records it: make the same change to resume the run, and after loading the model.
     """
-    output, began = Path(recipe.output_dir), time.perf_counter()
-    check_model_fields(recipe)
+    began, settings, record = time.perf_counter(), recipe.settings(), describe_run(recipe)
+    output = Path(settings.run.output_dir)
+    check_model_fields(settings.model)
     transformers_logging.disable_progress_bar()  # the reporter shows one
     shard_weights = fsdp.pop_request()
     signals = Signals()
     with ExitStack() as stack:
-        if recipe.deterministic:
+        if settings.hardware.deterministic:
             machine.use_deterministic_algorithms()
             stack.callback(torch.use_deterministic_algorithms, False)
-        accelerator = make_accelerator(recipe, output)
-        reporter = Reporter(accelerator.is_main_process, recipe.keep_going)
+        saved = {} if settings.run.overwrite else recorded_choices(output / "checkpoints")
+        trackers = settings.run.trackers
+        accelerator = machine.make_accelerator(settings.hardware.mixed_precision, trackers, output, saved)
+        reporter = Reporter(accelerator.is_main_process, settings.run.keep_going)
         if warning := untried_versions_warning():
             reporter.say(warning)
-        machine.check_process_count(recipe.processes, accelerator.num_processes)
+        machine.check_process_count(settings.hardware.processes, accelerator.num_processes)
         machine.check_precision(accelerator.mixed_precision, accelerator.device)
         if accelerator.is_main_process:
             stack.enter_context(lock_run(output))
-            claim_output(recipe, output, reporter)
+            claim_output(output, record, settings, reporter.say)
         accelerator.wait_for_everyone()
         with default_signal_handlers():  # there is nothing to save yet, and reading the text may take an hour
-            prepared = prepare(recipe, output, accelerator, reporter, shard_weights)
+            run = Run(settings, accelerator, reporter, signals, shard_weights, saved)
         if change is not None:
-            change(prepared.model)
+            change(run.network.model)
         stack.enter_context(signals.handle())
         stack.callback(reporter.stop)
         stack.callback(accelerator.end_training)
-        stack.callback(release_model, prepared)
-        run = Run(prepared, output, signals, began)
+        stack.callback(run.release)
+        run.resume(began)
         if accelerator.is_main_process:
-            record_run(recipe, output)  # the checkpoints belong to this recipe and text
-        stack.callback(run.stepper.input.close)
+            write_json(output / RECORD, record)  # the checkpoints belong to this recipe and text
+        if trackers:
+            keys = {k: v if isinstance(v, int | float | str) else str(v) for k, v in record["recipe"].items()}
+            accelerator.init_trackers("vaswani_transformer", config=keys)
         reason = run.train()
     if reason.is_signal:
         raise SystemExit(reason.exit_code)
 
 
-def release_model(prepared: Prepared) -> None:
-    """Free the model before the process group is destroyed.
-
-    DDP holds a reference to the group. If it held the last one, Python would free the group while holding the GIL and
-    wait forever for a gloo thread that needs it.
-    """
-    prepared.accelerator.free_memory()
-    del prepared.module, prepared.optimizer, prepared.cpu_group
-    gc.collect()
-
-
 class Run:
-    """The training loop: steps, validation, checkpoints, and the decision to stop."""
+    """A training run: its text, batches and network, and the loop of steps, validation and checkpoints."""
 
-    def __init__(self, prepared: Prepared, output: Path, signals: Signals, began: float):
-        """began: time.perf_counter() when the process started, for max_hours"""
-        self.prepared, self.output, self.signals = prepared, output, signals
-        self.checkpointer = Checkpointer(prepared, output / "checkpoints")
-        self.progress = self.checkpointer.restore()
-        self.window, self.meter = Window(prepared.accelerator.device), Meter(prepared)
-        self.stepper = Stepper(prepared, self.progress, self.window, signals)
+    def __init__(
+        self,
+        settings: Settings,
+        accelerator: Accelerator,
+        reporter: Reporter,
+        signals: Signals,
+        shard_weights: bool = False,
+        saved: dict[str, Any] | None = None,
+    ):
+        """Read the text and build the network. The run is then ready for its first step.
+
+        shard_weights: use FSDP instead of DDP if there are several processes
+        saved: the choices that the newest checkpoint of the run records
+        """
+        self.settings, self.reporter, self.signals = settings, reporter, signals
+        self.output, saved = Path(settings.run.output_dir), saved or {}
+        device, processes = accelerator.device, accelerator.num_processes
+        shard_weights = shard_weights and processes > 1
+        machine.check_compiler(settings.hardware, device, shard_weights)
+        self.cpu_group = machine.new_cpu_group(processes)
+
+        # Section 5.1: the text and its batches.
+        self.corpora = corpora = self._read_text(accelerator.is_main_process)
+        lengths = corpora.training.source_lengths, corpora.training.target_lengths
+        config = model_config(settings.model, *sizes_and_ids(corpora.tokenizer, corpora.target_tokenizer))
+        check_positions(config, settings.text.max_length)
+        # The main process chooses: GPUs may differ in memory.
+        micro_batches = machine.choose_micro_batches(settings.batches, config, device, processes, saved)
+        (micro_batches,) = broadcast_object_list([micro_batches])
+        self.tokens_per_micro_batch = settings.batches.tokens_per_step // micro_batches
+        self.batching = batch_by_length(*lengths, self.tokens_per_micro_batch, micro_batches)
+        self.total_steps = total_steps(settings.limits, self.batching.steps_per_epoch)
+        order = RunBatches(self.batching, settings.run.seed)
+        batches = InputPipeline(corpora.training, order, self.total_steps, config, accelerator)
+
+        # Section 3: the model, on the processes and hardware that there are.
+        mean_length = sum(corpora.training.mean_lengths) / 2
+        model, choices = make_model(settings.model, settings.hardware, config, device, settings.run.seed, mean_length)
+        record_trained_length(model, int(lengths[0].max()))
+        # Set for every run, because a process may train several models. dynamic: compile once for all sentence lengths.
+        compiler: Any = machine.choose_compiler(settings.hardware, device, self.total_steps, processes, saved)
+        accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend=compiler, dynamic=True)
+        self.network = Network(model, settings.optimizer, accelerator, shard_weights)
+        self.environment = machine.describe_environment(accelerator, shard_weights) | choices
+
+        # Sections 5.2 to 5.4: the steps, and what is measured and saved between them.
+        self.progress, self.window = Progress(), Window(device)
+        self.meter = Meter(config, corpora.training.mean_lengths, accelerator)
+        schedule = partial(learning_rate, settings.optimizer, config.d_model, self.total_steps)
+        self.stepper = Stepper(
+            self.network, batches, schedule, self.progress, self.window, signals, reporter.say,
+            seed=settings.run.seed, max_gradient_norm=settings.optimizer.max_gradient_norm,
+        )  # fmt: skip
+        fingerprint = {**corpora.sha256s(), "processes": processes, "micro_batches": micro_batches}
+        state = {"fingerprint": fingerprint, "environment": self.environment}
+        self.checkpointer = Checkpointer(
+            self.output / "checkpoints", self.network, corpora, settings.checkpoints, settings.run, state, reporter
+        )
+
+    def _read_text(self, is_main_process: bool) -> Corpora:
+        """Read the text: first the main process, which fills the cache, then the others."""
+        settings, say = self.settings, self.reporter.say
+        arguments = settings.text, settings.tokenizer, settings.model.initial_weights, self.output, say
+        sentences = settings.checkpoints.bleu_every is not None
+        corpora = read_corpora(*arguments, sentences) if is_main_process else None
+        machine.wait_for_all(self.cpu_group)
+        corpora = corpora or read_corpora(*arguments, sentences)
+        machine.wait_for_all(self.cpu_group)
+        return corpora
+
+    def resume(self, began: float) -> None:
+        """Load the newest checkpoint, if there is one. began: time.perf_counter() when the process started"""
+        self.progress = self.stepper.progress = self.checkpointer.restore()
         self.began = began - self.progress.wall_seconds
+
+    def release(self) -> None:
+        """Free the input thread, the network and the group of processes, before Accelerate ends the latter."""
+        self.stepper.input.close()
+        self.network.release()
+        del self.cpu_group
 
     def train(self) -> StopReason:
         """Train until a limit ends the run and write the model, or stop on a signal. Return the reason."""
-        prepared, reporter = self.prepared, self.prepared.reporter
-        report_setup(prepared)
-        if prepared.recipe.trackers:
-            keys = prepared.recipe.model_dump().items()
-            config = {k: v if isinstance(v, int | float | str) else str(v) for k, v in keys}
-            prepared.accelerator.init_trackers("vaswani_transformer", config=config)
-        reporter.start(self.output, prepared.accelerator, self.progress.step, prepared.total_steps)
+        reporter, progress = self.reporter, self.progress
+        report_setup(self)
+        trackers = self.network.accelerator if self.settings.run.trackers else None
+        reporter.start(self.output, trackers, progress.step, self.total_steps)
         self.stepper.fix_ddp_bucket_order()
         self.window.start()
         reason = self._loop()
         if reason.is_signal:
-            step = self.progress.step
-            saved = f"saved step {step}" if step else "before the first step"
+            saved = f"saved step {progress.step}" if progress.step else "before the first step"
             reporter.say(f"{reason.name}: {saved}; run the same command again to resume")
-        else:
-            finish(prepared, self.output, self.progress)
+            return reason
+        if self.network.accelerator.is_main_process:
+            write_final_model(self.output, self.settings.checkpoints, progress, reporter.say)
+        self.network.accelerator.wait_for_everyone()
         return reason
 
     def _loop(self) -> StopReason:
@@ -134,111 +198,98 @@ class Run:
             reason = self._stop_reason()
             if self._validation_is_due(reason):
                 reason = self._validate(reason)
-            save_is_due = progress.step % self.prepared.recipe.save_every == 0 or progress.best_step == progress.step
-            if (reason or save_is_due) and progress.step != saved_step:
+            save_is_due = progress.step % self.settings.checkpoints.save_every == 0
+            if (reason or save_is_due or progress.best_step == progress.step) and progress.step != saved_step:
                 self._save()
                 saved_step = progress.step
         self.checkpointer.finish_writing()
-        self.prepared.accelerator.wait_for_everyone()
+        self.network.accelerator.wait_for_everyone()
         return reason
 
     def _validate(self, reason: StopReason) -> StopReason:
-        validate(self.prepared, self.progress, last=reason == StopReason.LIMIT)
+        """Log the validation loss, and BLEU if it is due or this is the last step, and record it in `progress`."""
+        progress, corpora, bleu_every = self.progress, self.corpora, self.settings.checkpoints.bleu_every
+        assert corpora.validation is not None
+        record: dict[str, Any] = {"event": "validation", "step": progress.step}
+        record |= measure_loss(self.network, corpora.validation, self.tokens_per_micro_batch)
+        progress.record_validation(record["validation_loss"])
+        record |= {"seconds": progress.seconds, "cpu_seconds": progress.cpu_seconds}
+        if bleu_every is not None and (reason == StopReason.LIMIT or progress.step % bleu_every == 0):
+            record |= measure_bleu(self.network, corpora, self.settings.tokenizer.lowercase)
+            machine.wait_for_all(self.cpu_group)
+        self.reporter.write(record)
+        bleu = f", BLEU {record['validation_bleu']:.1f}" if "validation_bleu" in record else ""
+        self.reporter.say(
+            f"step {progress.step}: validation loss {record['validation_loss']:.4f}, "
+            f"perplexity {record['validation_perplexity']:.2f}{bleu}"
+        )
         self.window.start()
         return max(reason, self._stop_reason())
 
     def _save(self) -> None:
-        self.stepper.read_norms()
+        self.stepper.check_gradients()
         self.checkpointer.save(self.progress)
         self.window.start()
 
     def _validation_is_due(self, reason: StopReason) -> bool:
         """Return whether to validate now; after a signal, validation waits until the run is resumed."""
-        due = self.progress.step % self.prepared.recipe.validation_interval == 0 or reason == StopReason.LIMIT
-        return self.prepared.text.validation is not None and due and not reason.is_signal
+        due = self.progress.step % self.settings.checkpoints.validation_interval == 0 or reason == StopReason.LIMIT
+        return self.corpora.validation is not None and due and not reason.is_signal
 
     def _stop_reason(self) -> StopReason:
         """Return the stop reason, on which all processes agree."""
-        prepared = self.prepared
         self.progress.wall_seconds = time.perf_counter() - self.began
-        reached = limit_reached(prepared.recipe, prepared.total_steps, self.progress)
+        reached = limit_reached(self.settings.limits, self.total_steps, self.progress)
         reason = self.signals.received or (StopReason.LIMIT if reached else StopReason.NONE)
-        return agree_on_stop(reason, prepared.cpu_group)
+        return agree_on_stop(reason, self.cpu_group)
 
     def _report(self) -> None:
-        progress, prepared = self.progress, self.prepared
-        step, total = progress.step, prepared.total_steps
-        if step % prepared.recipe.log_every == 0 or step == total:
-            self.stepper.read_norms()
+        progress = self.progress
+        step, total = progress.step, self.total_steps
+        if step % self.settings.run.log_every == 0 or step == total:
+            self.stepper.check_gradients()
             record: dict[str, Any] = {
                 "step": step,
                 "total_steps": total,
-                "epoch": step / prepared.plan.steps_per_epoch,
+                "epoch": step / self.batching.steps_per_epoch,
                 "learning_rate": self.stepper.learning_rate,
                 "gradient_norm": self.stepper.gradient_norm,
                 **self.meter.read(self.window, progress),
             }
-            prepared.reporter.log(record, (total - step) * progress.seconds / step)
+            self.reporter.log(record, (total - step) * progress.seconds / step)
             self.window.start()
         else:
-            prepared.reporter.advance(step, total, progress.seconds / step)
+            self.reporter.advance(step, total, progress.seconds / step)
 
 
-def report_setup(prepared: Prepared) -> None:
+def report_setup(run: Run) -> None:
     """Print the size of the run and its hardware, and warn of a recipe that does not suit the text."""
-    recipe, plan, environment, say = prepared.recipe, prepared.plan, prepared.environment, prepared.reporter.say
-    parameters = sum(p.numel() for p in prepared.model.parameters())
-    pairs, steps, processes = len(prepared.text.training), prepared.total_steps, prepared.accelerator.num_processes
+    batching, environment, say, network = run.batching, run.environment, run.reporter.say, run.network
+    parameters = sum(p.numel() for p in network.model.parameters())
+    pairs, steps, processes = len(run.corpora.training), run.total_steps, run.network.accelerator.num_processes
     say(
-        f"{parameters:,} parameters, {pairs:,} pairs, {plan.steps_per_epoch:,} steps per epoch of "
-        f"{recipe.tokens_per_step:,} tokens ({plan.padding():.1%} padding), {steps:,} steps"
+        f"{parameters:,} parameters, {pairs:,} pairs, {batching.steps_per_epoch:,} steps per epoch of "
+        f"{run.settings.batches.tokens_per_step:,} tokens ({batching.padding():.1%} padding), {steps:,} steps"
     )
     sharding = ""
-    if fsdp.is_sharded(prepared.module):
-        sharding = f", weights split by FSDP ({fsdp.local_parameters(prepared.model):,} here)"
+    if fsdp.is_sharded(network.module):
+        sharding = f", weights split by FSDP ({fsdp.local_parameters(network.model):,} here)"
     compiler = f", compiled by {environment['compiler']}" if "compiler" in environment else ""
     say(
         f"{processes} process{'es' if processes > 1 else ''} on {environment['device']}, "
         f"{environment['threads']} threads{sharding}; precision {environment['mixed_precision']}, "
         f"float32 products {environment['matmul_precision']}, attention {environment['attention']}{compiler}; "
-        f"{plan.micro_batches_per_step} micro-batch{'es' if plan.micro_batches_per_step > 1 else ''} per step"
+        f"{batching.micro_batches_per_step} micro-batch{'es' if batching.micro_batches_per_step > 1 else ''} per step"
     )
-    if recipe.warmup_steps >= steps:
+    warmup_steps = run.settings.optimizer.warmup_steps
+    if warmup_steps >= steps:
         say(
-            f"warning: the learning rate rises for {recipe.warmup_steps:,} steps (warmup_steps), but the run has "
+            f"warning: the learning rate rises for {warmup_steps:,} steps (warmup_steps), but the run has "
             f"{steps:,}; a tenth of the steps is usual"
         )
-    if parameters > 1000 * pairs and recipe.initial_weights is None:  # shipped recipes: 1.5 to 230 per pair
-        say(f"warning: {parameters:,} parameters are too many for {pairs:,} pairs; use another --config: {ADVICE}")
-
-
-def finish(prepared: Prepared, output: Path, progress: Progress) -> None:
-    """Average the last checkpoints into the model (section 6.1); its folder is output_dir itself."""
-    recipe, reporter, root = prepared.recipe, prepared.reporter, output / "checkpoints"
-    if prepared.accelerator.is_main_process:
-        # Checkpoints made by a signal are left out, so that an interrupted run ends with the same model.
-        regular = checkpoint_folders.regular(root, recipe.save_every, last=progress.step)
-        folders = list(itertools.islice(checkpoint_folders.intact(regular, reporter.say), recipe.average_last))[::-1]
-        if not folders and not progress.step:
-            raise InputError("max_hours, max_cpu_seconds or max_tokens ended the run before its first step")
-        if not folders:
-            raise UnavailableError(
-                f"{root}: no checkpoint could be written, so there is no model; free space and run the command again"
-            )
-        write_model_folder(folders, output)
-        names = ", ".join(folder.name for folder in folders)
-        origin = f"the average of {names}" if len(folders) > 1 else f"from {names}"
-        reporter.say(f"{output}: the model, {origin}")
-        draw_curve(output, reporter)
-    prepared.accelerator.wait_for_everyone()
-
-
-def draw_curve(output: Path, reporter: Reporter) -> None:
-    """Draw curve.png beside the model, if matplotlib is installed and something has been logged."""
-    try:
-        curves = curves_of(output / "metrics.jsonl")
-        if any(curves.values()):
-            with atomic_file(output / "curve.png") as file:
-                curve_figure(curves).savefig(file, format="png")
-    except (UnavailableError, BrokenFileError) as error:
-        reporter.say(f"no curve.png: {error}")
+    # Shipped recipes: 1.5 to 230 parameters per pair.
+    if parameters > 1000 * pairs and run.settings.model.initial_weights is None:
+        say(
+            f"warning: {parameters:,} parameters are too many for {pairs:,} pairs; without --config, a recipe is "
+            "chosen by the number of pairs"
+        )

@@ -19,7 +19,8 @@ model_folder.py, loading.py       read and check a model folder; atomic.py write
 cli.py                            the commands; translate_file.py, programs.py, doctor.py, tried_versions.py
 errors.py, exit.py, lines.py      errors and exit codes; text files and pipes
 registration.py                   the model's entries in transformers' Auto classes
-attention_maps.py, pictures.py, training_curve.py   figures
+attention_maps.py, pictures.py    figures
+training_run.py                   what a training run leaves in its folder: progress, log, curve
 """
 
 from importlib import import_module

@@ -125,7 +125,7 @@ def train(context: typer.Context) -> None:
     if {"--help", "-h"} & set(context.args) or not context.args:
         program.main(["--help"])
         return
-    processes = import_program("training", "recipe_options").parse_recipe(context.args).processes
+    processes = import_program("training", "recipe_options").read_processes(context.args)
     if processes is None:
         import torch
 
@@ -144,9 +144,13 @@ def train(context: typer.Context) -> None:
 def list_recipes(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         recipe = import_program("training", "recipe")
-        for name in recipe.shipped_recipes():
-            typer.echo(f"{name}\n    {recipe.title_of(name)}")
-        typer.echo(f"\nFor your own text: {recipe.ADVICE}\n`recipes show NAME` prints a recipe's keys and comments.")
+        sizes = [size.recipe for size in import_program("training", "recipe_options").SIZES]
+        for name in [*sizes, *(name for name in recipe.shipped_recipes() if name not in sizes)]:
+            typer.echo("\n    ".join([name, *recipe.describe_recipe(name)]))
+        typer.echo(
+            f"\nFor your own text, `vaswani-transformer train --data FOLDER` counts the pairs and chooses "
+            f"{', '.join(sizes[:-1])} or {sizes[-1]}.\n`recipes show NAME` prints a recipe's keys and comments."
+        )
 
 
 @recipes_app.command("show", help="Print a recipe: its comments, keys and values.")
@@ -379,7 +383,7 @@ def plot_curve(
     run: Annotated[str, typer.Option(help="The output folder of the run, with metrics.jsonl.")],
     output: Picture,
 ) -> None:
-    from .training_curve import curve_figure, curves_of
+    from .training_run import curve_figure, curves_of
 
     save_picture(curve_figure(curves_of(Path(run) / "metrics.jsonl")), output)
 

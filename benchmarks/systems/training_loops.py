@@ -18,17 +18,14 @@ import torch
 import torch.nn.functional as F
 import transformers  # which imports its Trainer on first use: `peak_megabytes` of the other systems is without it
 
-from training.batches import RunBatches, plan_batches
-from training.metrics import Window
+from training.batches import RunBatches, batch_by_length
+from training.corpus import Corpora, read_corpora
+from training.machine import make_accelerator
 from training.model import model_config
-from training.prepare import prepare
-from training.processes import make_accelerator
-from training.progress import Progress
 from training.recipe import Recipe
 from training.report import Reporter
-from training.step import Stepper
 from training.stopping import Signals
-from training.tokenised_text import TokenisedText, read_text
+from training.train import Run
 from vaswani_transformer.errors import InputError
 
 from ..harness import clock
@@ -54,9 +51,10 @@ class Settings:
     device: str
     clock: str
 
-    def text(self) -> TokenisedText:
+    def corpora(self) -> Corpora:
         """Return the tokenizer and the tokenised text; the first call makes them, the others read them."""
-        return read_text(self.recipe, Path(self.folder), Reporter(False))
+        settings = self.recipe.settings()
+        return read_corpora(settings.text, settings.tokenizer, None, Path(self.folder), lambda _: None)
 
 
 @dataclass(frozen=True)
@@ -121,22 +119,22 @@ def ours(options: list[str], settings: Settings) -> tuple[Any, TakeSteps]:
         "compile": "no",  # compiled below if requested
     }
     recipe = settings.recipe.model_copy(update=changes)
-    accelerator = make_accelerator(recipe, output)
-    prepared, progress = prepare(recipe, output, accelerator, Reporter(False)), Progress()
-    stepper = Stepper(prepared, progress, Window(accelerator.device), Signals())
+    accelerator = make_accelerator(recipe.mixed_precision, [], output, {})
+    program = Run(recipe.settings(), accelerator, Reporter(False), Signals())
     if "compile" in options:
-        prepared.module.compile(dynamic=True)
+        program.network.module.compile(dynamic=True)
 
     def run(steps: int) -> Steps:
+        progress, corpus = program.progress, program.corpora.training
         before, positions, begun = progress.tokens, 0, now()
         for _ in range(steps):
-            for pairs in prepared.batches.step(progress.step):
-                sides = (prepared.text.training.source_lengths[pairs], prepared.text.training.target_lengths[pairs])
+            for pairs in program.stepper.input.batches.step(progress.step):
+                sides = (corpus.source_lengths[pairs], corpus.target_lengths[pairs])
                 positions += sum(int(side.max()) * len(pairs) for side in sides)
-            stepper.step()
+            program.stepper.step()
         return Steps(progress.tokens - before, positions, now() - begun)
 
-    return prepared.model, run
+    return program.network.model, run
 
 
 # ---- transformers' Marian ----------------------------------------------------------------------------------------
@@ -151,10 +149,10 @@ def marian_model(settings: Settings) -> Any:
 
 
 def marian(options: list[str], settings: Settings) -> tuple[Any, TakeSteps]:
-    """Prepare a plain loop, with torch's cross-entropy and Adam, over the batches that prepare() plans for `ours`."""
-    corpus = settings.text().training
-    plan = plan_batches(corpus.source_lengths, corpus.target_lengths, settings.recipe.tokens_per_step)
-    run_batches = RunBatches(plan, settings.recipe.seed)
+    """Prepare a plain loop, with torch's cross-entropy and Adam, over the batches of `ours`."""
+    corpus = settings.corpora().training
+    batching = batch_by_length(corpus.source_lengths, corpus.target_lengths, settings.recipe.tokens_per_step)
+    run_batches = RunBatches(batching, settings.recipe.seed)
     device, now = torch.device(settings.device), clock(settings.clock, settings.device)
     model = marian_model(settings).to(device).train()
     pad, start = model.config.pad_token_id, model.config.decoder_start_token_id
@@ -189,8 +187,8 @@ def marian(options: list[str], settings: Settings) -> tuple[Any, TakeSteps]:
 
 def trainer(options: list[str], settings: Settings) -> tuple[Any, TakeSteps]:
     """Prepare Seq2SeqTrainer, which makes its own batches of the same corpus with DataCollatorForSeq2Seq."""
-    text = settings.text()
-    corpus = text.training
+    corpora = settings.corpora()
+    corpus = corpora.training
     model, now = marian_model(settings), clock(settings.clock, settings.device)
     started: list[tuple[float, Any]] = []  # the time at the beginning of each step, and its batch
 
@@ -218,7 +216,7 @@ def trainer(options: list[str], settings: Settings) -> tuple[Any, TakeSteps]:
         dataloader_pin_memory=settings.device != "cpu",
         train_sampling_strategy="group_by_length" if "group" in options else "random",
     )
-    collator = transformers.DataCollatorForSeq2Seq(text.tokenizer, model=model)
+    collator = transformers.DataCollatorForSeq2Seq(corpora.tokenizer, model=model)
     peer = TimedTrainer(model=model, args=arguments, train_dataset=examples, data_collator=collator)
     peer.remove_callback(transformers.PrinterCallback)
 

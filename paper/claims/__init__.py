@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import typer
 
-from training.evaluation_text import TEXT_KEYS, recipe_of_run, text_of_recipe
+from training.evaluate import TEXT_KEYS, load_run_recipe, read_recipe_text
 from vaswani_transformer.errors import InputError
 
 from ..plots import save_picture
@@ -109,9 +109,9 @@ def make_setting(
 
     data: folder of the run's text, if it has moved;  sentences: number of development sentences to translate
     """
-    recipe = recipe_of_run(run, data=data)
-    # The paper's development set is a recipe's validation text; text_of_recipe would return a test corpus instead.
-    text = text_of_recipe(recipe.model_copy(update={"test": []}))
+    recipe = load_run_recipe(run, data=data)
+    # The paper's development set is a recipe's validation text; read_recipe_text would return a test corpus instead.
+    text = read_recipe_text(recipe.model_copy(update={"test": []}))
     development = replace(text, sources=text.sources[:sentences], references=text.references[:sentences])
     keys = recipe.model_dump(include=set(TEXT_KEYS), exclude={"test"})
     # As typed on the command line, for the recipes of the models that the claims train.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from training.evaluation_text import EvaluationText
+from training.evaluate import EvaluationText
 
 Measurements = dict[str, Any]  # what the result file stores; the docstring of each measure_x says what that is
 

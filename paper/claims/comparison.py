@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from training.evaluation_text import TEXT_KEYS
+from training.evaluate import TEXT_KEYS
 from training.recipe import Recipe, load_recipe
 from training.train import train
 from vaswani_transformer import TorchTranslator

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from training.evaluation_text import EvaluationText
+from training.evaluate import EvaluationText
 from training.recipe import Recipe
 from training.scores import corpus_bleu, nats_per_token
 from vaswani_transformer.errors import InputError

@@ -3,9 +3,10 @@
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
-from training.evaluation_text import EvaluationText
-from training.parallel_text import parallel_texts
+from training.evaluate import EvaluationText
+from training.parallel_text import open_texts
 from training.recipe import Recipe, load_recipe
 from training.scores import corpus_bleu
 from vaswani_transformer.lines import without_line_breaks
@@ -47,7 +48,7 @@ def measure_small_data(setting: Setting) -> Measurements:
 def write_first_pairs(setting: Setting, count: int) -> tuple[int, Path]:
     """Write the first training pairs and the development text; return the number of training pairs and the folder."""
     recipe = load_recipe(RECIPE, setting.options)
-    chunks = chain.from_iterable(text.chunks() for text in parallel_texts(recipe, recipe.train))
+    chunks = chain.from_iterable(text.chunks() for text in open_texts(recipe, recipe.train))
     pairs = chain.from_iterable(zip(chunk.sources, chunk.targets, strict=True) for chunk in chunks)
     folder = setting.runs / f"first-{count}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,14 +68,15 @@ def measure_transformer(text: EvaluationText, recipe: Recipe) -> Measurements:
 
 def measure_lstm(text: EvaluationText, recipe: Recipe) -> Measurements:
     """Train an LSTM of the same size and return its BLEU with the search of section 6.1."""
-    model, prepared = train_lstm(recipe)
-    start, end = prepared.config.decoder_start_token_id, prepared.config.eos_token_id
+    model, run = train_lstm(recipe)
+    config: Any = run.network.model.config
+    start, end = config.decoder_start_token_id, config.eos_token_id
     translations = []
     for sentence in text.sources:
-        source = prepared.text.tokenizer(sentence)["input_ids"]
+        source = run.corpora.tokenizer(sentence)["input_ids"]
         limit = len(source) + 50
         ids = beam_search(model, source, beams=4, alpha=0.6, limit=limit, lookahead=5, start=start, end=end)
-        translations.append(prepared.text.tokenizer.decode(ids, skip_special_tokens=True))
+        translations.append(run.corpora.tokenizer.decode(ids, skip_special_tokens=True))
     return {"bleu": corpus_bleu(translations, text.references)}
 
 

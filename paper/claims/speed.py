@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from training.cost import seconds_of_calls
 from training.machine import this_device
+from training.metrics import time_calls
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 
 from ..plots import make_panels, plot_curves, set_log_y
@@ -83,7 +83,7 @@ def measure_speeds(work: Callable[[nn.Module, Tensor], None], seconds: float, is
         tokens = 2 * ids.numel() if is_training else ids.numel()
         for name, model in models.items():
             model.to(device).train(is_training)
-            median = statistics.median(seconds_of_calls(partial(work, model, ids), device, seconds, clock))
+            median = statistics.median(time_calls(partial(work, model, ids), device, seconds, clock))
             series.setdefault(name, []).append((length, tokens / median))
     speeds = {name: [speed for _, speed in points] for name, points in series.items()}
     ratios = {cell: [a / b for a, b in zip(speeds["Transformer"], speeds[cell], strict=True)] for cell in CELLS}

@@ -5,14 +5,14 @@ from pathlib import Path
 
 from torch import nn
 
-from training.evaluation_text import EvaluationText
+from training.evaluate import EvaluationText
 from training.recipe import Recipe, load_recipe
 from training.scores import nats_per_token
 from training.train import train
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
-from vaswani_transformer.training_curve import curves_of
+from vaswani_transformer.training_run import curves_of
 
 from ..plots import make_panels, plot_curves, plot_intervals
 from ..table3 import RECIPE, compare_with_base

@@ -10,7 +10,6 @@ from nltk.tree import Tree
 from tokenizers import pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
-from training.checkpoint_folders import progress_of
 from training.recipe import Recipe
 from training.result_row import parameters
 from training.train import train
@@ -18,6 +17,7 @@ from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.exit import print_error
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.tokenization import train_tokenizer
+from vaswani_transformer.training_run import read_progress
 
 from ..fit_model import read_cpu_seconds, train_lstm
 from ..result_files import describe_origin
@@ -83,14 +83,14 @@ def train_parser(recipe: Recipe, is_lstm: bool, gold: dict[str, list[Tree]], com
     started, model = time.perf_counter(), Path(recipe.output_dir)
     sentences = {part: [join_leaves(tree) for tree in trees] for part, trees in gold.items()}
     if is_lstm:
-        lstm, prepared = train_lstm(recipe)
+        lstm, run = train_lstm(recipe)
         size, well_formed = sum(weight.numel() for weight in lstm.parameters()), None
         cpu_seconds = read_cpu_seconds(model)
-        parsed = {part: parse_with_lstm(lstm, prepared.text.tokenizer, texts) for part, texts in sentences.items()}
+        parsed = {part: parse_with_lstm(lstm, run.corpora.tokenizer, texts) for part, texts in sentences.items()}
     else:
         train(recipe)
         size, well_formed = parameters(model), measure_well_formed(model, gold["test"])
-        cpu_seconds = progress_of(model)["cpu_seconds"]
+        cpu_seconds = read_progress(model)["cpu_seconds"]
         parsed = {part: [tree.tokens for tree in parse(model, texts)] for part, texts in sentences.items()}
     return {
         "seed": recipe.seed,

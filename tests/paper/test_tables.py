@@ -19,7 +19,7 @@ from paper.table1 import (
     measure_path,
     recur,
 )
-from training.cost import matmul_flop_rate
+from training.metrics import matmul_flop_rate
 from training.result_row import hardware
 
 # torch imports scripted formulas when it first computes tangents.

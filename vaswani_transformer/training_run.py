@@ -1,21 +1,63 @@
-"""The curve of a training run: loss and BLEU over its steps, read from metrics.jsonl and drawn with matplotlib."""
+"""The record of a training run: run.json, metrics.jsonl, the progress in its checkpoints, its curve, its results."""
 
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import BrokenFileError, InputError
+from .model_folder import read_json_object
 from .pictures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+RECORD, METRICS, STATE = "run.json", "metrics.jsonl", "trainer_state.json"
+# The columns of training/results/*.csv, in their order.
+RESULT_COLUMNS = (
+    "date", "commit", "command", "hardware", "hours", "cpu_hours", "steps", "parameters", "data", "test", "sentences",
+    "beam", "alpha", "bleu", "bleu_signature", "bleu_lowercase", "bleu_lowercase_signature", "bleu_tokenised",
+    "bleu_compound_split", "chrf", "chrf_signature", "exact_match",
+)  # fmt: skip
 # Name in metrics.jsonl: label in the figure
 CURVES = {
     "loss": "training, smoothed",
     "validation_loss": "validation",
     "validation_bleu": "BLEU of the validation text",
 }
+
+
+def read_run(run: Path) -> dict[str, Any]:
+    """Read run.json: the command and the recipe of a run; {} if there is no such file."""
+    return read_json_object(run / RECORD, "recipe") if (run / RECORD).is_file() else {}
+
+
+def checkpoints(root: Path) -> list[Path]:
+    """Return the checkpoints in root, newest first."""
+    found = [path for path in root.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def read_state(run: Path) -> dict[str, Any]:
+    """Read the state of the newest checkpoint of a run, with its "progress" and "environment"; {} if there is none."""
+    folders = checkpoints(run / "checkpoints")
+    return read_json_object(folders[0] / STATE, "progress", "environment") if folders else {}
+
+
+def read_progress(run: Path) -> dict[str, Any]:
+    """Return `step`, `tokens` and `seconds` of a run from its newest checkpoint, else from its log, else {}."""
+    if progress := read_state(run).get("progress"):
+        return progress
+    records = read_metrics(run / METRICS) if (run / METRICS).is_file() else []
+    return next((record for record in reversed(records) if {"step", "seconds", "tokens"} <= record.keys()), {})
+
+
+def format_hours(seconds: float) -> str:
+    """Format a duration as the results files do."""
+    return str(round(seconds / 3600, 3))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

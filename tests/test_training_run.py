@@ -1,4 +1,4 @@
-"""The curve of a run: one value of the log for every step, and the figure."""
+"""The record of a run: its progress, one value of the log for every step, and the figure."""
 
 import json
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.training_curve import curve_figure, curves_of
+from vaswani_transformer.training_run import curve_figure, curves_of, format_hours, read_progress, read_run, read_state
 
 RECORDS = [
     {"step": 10, "loss": 5.0, "tokens_per_second": 1.0},
@@ -57,3 +57,24 @@ def test_an_invalid_log_is_reported_by_line(run):
             curves_of(run / "metrics.jsonl")
     with pytest.raises(InputError, match="no loss yet"):
         curve_figure({"loss": {}, "validation_loss": {}, "validation_bleu": {}})
+
+
+def test_the_progress_is_that_of_the_newest_checkpoint_or_of_the_log(run):
+    assert read_progress(run) == {} and read_state(run) == {} and read_run(run) == {}
+    logged = {"step": 30, "seconds": 2.0, "tokens": 50}
+    with (run / "metrics.jsonl").open("a") as log:
+        log.writelines(json.dumps(record) + "\n" for record in (logged, {"event": "resume", "step": 30}))
+    assert read_progress(run) == logged
+    for step in (9, 100, 20):
+        state = run / f"checkpoints/step-{step}/trainer_state.json"
+        state.parent.mkdir(parents=True)
+        state.write_text(json.dumps({"progress": {"step": step}, "environment": {"device": "cpu"}}))
+    (run / "checkpoints/step-200.broken").mkdir()
+    assert read_progress(run) == {"step": 100} and read_state(run)["environment"] == {"device": "cpu"}
+    (run / "run.json").write_text('{"recipe": []}')
+    with pytest.raises(BrokenFileError, match="recipe is a list"):
+        read_run(run)
+
+
+def test_hours_have_three_digits():
+    assert format_hours(5400) == "1.5" and format_hours(1) == "0.0"

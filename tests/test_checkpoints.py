@@ -1,4 +1,4 @@
-"""training/checkpoint_folders.py: a checkpoint is complete or absent, and damage is detected."""
+"""training/checkpoints.py: a checkpoint is complete or absent, and damage is detected."""
 
 import errno
 import itertools
@@ -9,9 +9,9 @@ import pytest
 import torch
 from conftest import flip_a_bit
 
-from training import checkpoint_folders, tensors
-from training.average import average_weights, write_model
+from training import checkpoints, tensors
 from training.average import main as average
+from training.final_model import average_weights, write_model
 from vaswani_transformer.errors import BrokenFileError, UnavailableError
 from vaswani_transformer.model_folder import verify_manifest, write_json
 
@@ -21,7 +21,7 @@ TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4)}
 def write_step(number: float):
     def write(folder):
         tensors.save_tensors({name: value * number for name, value in TENSORS.items()}, folder / "model.safetensors")
-        write_json(folder / checkpoint_folders.STATE, {"step": number})
+        write_json(folder / checkpoints.STATE, {"step": number})
 
     return write
 
@@ -30,7 +30,7 @@ def write_step(number: float):
 def root(tmp_path):
     """Checkpoints of steps 10, 20 and 30."""
     for step in (10, 20, 30):
-        checkpoint_folders.save_checkpoint(tmp_path / "checkpoints", step, write_step(step))
+        checkpoints.save_checkpoint(tmp_path / "checkpoints", step, write_step(step))
     return tmp_path / "checkpoints"
 
 
@@ -40,7 +40,7 @@ def names(folders):
 
 def test_the_newest_checkpoint_is_found_even_if_latest_is_stale(root):
     (root / "latest").write_text("step-20\n")
-    assert checkpoint_folders.newest_intact(root, pytest.fail) == root / "step-30"
+    assert checkpoints.newest_intact(root, pytest.fail) == root / "step-30"
     assert (root / "latest").read_text() == "step-30\n"
     torch.testing.assert_close(tensors.load_tensors(root / "step-30/model.safetensors")["a"], TENSORS["a"] * 30)
 
@@ -58,18 +58,18 @@ def test_a_flipped_bit_and_truncation_are_detected_in_every_file(root, damage):
 def test_a_damaged_checkpoint_is_moved_aside_and_named(root):
     (root / "step-30/model.safetensors").write_bytes(b"short")
     said = []
-    assert checkpoint_folders.newest_intact(root, said.append) == root / "step-20"
+    assert checkpoints.newest_intact(root, said.append) == root / "step-20"
     assert "step-30/model.safetensors has 5 bytes; manifest.json lists" in said[0] and "falling back" in said[0]
-    assert names(checkpoint_folders.checkpoints(root)) == ["step-20", "step-10"] and (root / "step-30.broken").is_dir()
+    assert names(checkpoints.checkpoints(root)) == ["step-20", "step-10"] and (root / "step-30.broken").is_dir()
     for step in (10, 20):
         (root / f"step-{step}/trainer_state.json").unlink()
     for _ in range(2):  # retrying does not start from step 0
         with pytest.raises(BrokenFileError, match="all 3 checkpoints are damaged; start again with --overwrite true"):
-            checkpoint_folders.newest_intact(root, said.append)
+            checkpoints.newest_intact(root, said.append)
     for folder in root.glob("*.broken"):
         shutil.rmtree(folder)
     with pytest.raises(BrokenFileError, match="step-20 is missing; restore it"):
-        checkpoint_folders.newest_intact(root, said.append)
+        checkpoints.newest_intact(root, said.append)
 
 
 def test_a_full_disk_leaves_the_previous_checkpoint(root, monkeypatch):
@@ -82,10 +82,10 @@ def test_a_full_disk_leaves_the_previous_checkpoint(root, monkeypatch):
             for name in ("fsync", "replace", "mkdir"):
                 patch.setattr(os, name, failing_at(number, calls, getattr(os, name), error))
             try:
-                checkpoint_folders.save_checkpoint(root, 40, write_step(40))
+                checkpoints.save_checkpoint(root, 40, write_step(40))
             except UnavailableError as raised:
                 assert "No space left on device" in str(raised) and "step-40" in str(raised)
-        newest = checkpoint_folders.newest_intact(root, pytest.fail)
+        newest = checkpoints.newest_intact(root, pytest.fail)
         assert newest is not None and newest in (root / "step-30", root / "step-40") and not list(root.glob(".*"))
         assert (root / "latest").read_text() == f"{newest.name}\n"
         assert verify_manifest(root / "step-30", optimizer=True)
@@ -122,18 +122,18 @@ def test_moments_that_do_not_fit_the_model_are_refused(tmp_path):
 
 def test_a_full_disk_is_refused_before_anything_is_written(root):
     with pytest.raises(UnavailableError, match="about 1000000000000000000 bytes needed"):
-        checkpoint_folders.save_checkpoint(root, 40, lambda _: pytest.fail("written"), bytes_needed=10**18)
+        checkpoints.save_checkpoint(root, 40, lambda _: pytest.fail("written"), bytes_needed=10**18)
 
 
 def test_pruning_keeps_regular_newest_and_best_checkpoints(root):
     for step in (40, 41):
-        checkpoint_folders.save_checkpoint(root, step, write_step(step))
-    checkpoint_folders.mark_best(root, 10)
-    checkpoint_folders.prune(root, keep=2, every=10)
-    assert names(checkpoint_folders.checkpoints(root)) == ["step-41", "step-40", "step-30", "step-10"]
-    checkpoint_folders.save_checkpoint(root, 50, write_step(50))
-    checkpoint_folders.prune(root, keep=2, every=10)
-    assert names(checkpoint_folders.checkpoints(root)) == ["step-50", "step-40", "step-10"]
+        checkpoints.save_checkpoint(root, step, write_step(step))
+    checkpoints.mark_best(root, 10)
+    checkpoints.prune(root, keep=2, every=10)
+    assert names(checkpoints.checkpoints(root)) == ["step-41", "step-40", "step-30", "step-10"]
+    checkpoints.save_checkpoint(root, 50, write_step(50))
+    checkpoints.prune(root, keep=2, every=10)
+    assert names(checkpoints.checkpoints(root)) == ["step-50", "step-40", "step-10"]
 
 
 def test_weights_of_another_model_are_refused(tiny_model, tmp_path):
@@ -176,7 +176,7 @@ def test_the_average_command_writes_a_model_folder(root, tmp_path, capsys, refus
     average(arguments)
     assert "the average of step-20, step-30" in capsys.readouterr().out
     (tmp_path / "run.json").write_text('{"recipe": {"save_every": 10}}')
-    checkpoint_folders.save_checkpoint(root, 25, write_step(25))  # a new best one between two of these
+    checkpoints.save_checkpoint(root, 25, write_step(25))  # a new best one between two of these
     average([str(tmp_path), "--output", str(tmp_path / "regular"), "--last", "2"])
     assert "the average of step-20, step-30" in capsys.readouterr().out
     assert "exists; choose a new folder" in refused(average, arguments)
@@ -199,7 +199,7 @@ def test_a_damaged_checkpoint_is_not_averaged(root, tmp_path, fails, folder):
 
 
 def test_checkpoints_of_different_models_are_not_averaged(root, fails):
-    checkpoint_folders.save_checkpoint(
+    checkpoints.save_checkpoint(
         root, 40, lambda folder: tensors.save_tensors({"a": TENSORS["a"]}, folder / "model.safetensors")
     )
     fails(

@@ -1,0 +1,316 @@
+"""Checkpoints that survive a kill at any instant: each folder is complete or absent.
+
+    output_dir/checkpoints/step-1500/   model.safetensors, config.json, ..., optimizer.safetensors,
+                                        trainer_state.json, and manifest.json with every file's size and sha256
+    output_dir/checkpoints/latest       the name of the newest one
+    output_dir/checkpoints/best         the name of the one with the lowest validation loss
+
+A checkpoint is renamed to its final name when all files are on disk, the manifest last. Older checkpoints are removed
+only after that.
+
+Written    every `save_every` steps, at a new best validation loss, at the end of the run, and on a signal (`save`)
+Kept       the newest, the best, and the newest `keep` of those at multiples of `save_every` (`prune`)
+Averaged   the newest `average_last` of those at multiples of `save_every` and the last one (`regular_checkpoints`)
+Resumed    the newest that matches its manifest (`newest_intact`)
+"""
+
+import dataclasses
+import errno
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list
+from safetensors import SafetensorError
+
+from vaswani_transformer.atomic import atomic_file, atomic_folder
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.model_folder import MANIFEST, file_sha256, read_json_object, verify_manifest, write_json
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.training_run import STATE, checkpoints, read_run, step_of
+
+from . import tensors
+from .corpus import Corpora
+from .model import Network
+from .recipe import CheckpointSettings, RunSettings
+from .report import Reporter
+from .run_folder import check_unchanged, differences
+
+MAX_BAD_STEPS = 10  # in a row, whose gradient is not finite
+
+
+@dataclasses.dataclass
+class Progress:
+    """Everything a checkpoint holds besides weights and moments."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0  # spent in steps
+    cpu_seconds: float = 0.0  # spent in steps, of all processes
+    wall_seconds: float = 0.0  # validation, checkpoints and preparation included
+    skipped_steps: int = 0
+    skipped_in_a_row: int = 0
+    best_loss: float | None = None
+    best_step: int | None = None
+    validated_step: int = 0
+    validations_since_best: int = 0
+
+    def record_gradient(self, finite: bool) -> None:
+        """Count a step, and whether its gradient was not finite. Raises InputError after MAX_BAD_STEPS such steps."""
+        self.skipped_steps += not finite
+        self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
+        if self.skipped_in_a_row >= MAX_BAD_STEPS:
+            raise InputError(
+                f"{self.skipped_in_a_row} steps in a row had a loss or gradient that is not finite; try a lower "
+                "learning rate or a longer warm-up. The last checkpoint is intact"
+            )
+
+    def record_validation(self, loss: float) -> None:
+        if math.isfinite(loss) and (self.best_loss is None or loss < self.best_loss):
+            self.best_loss, self.best_step, self.validations_since_best = loss, self.step, 0
+        else:
+            self.validations_since_best += 1
+        self.validated_step = self.step
+
+
+class Checkpointer:
+    """Saves the state between two steps in the background, and restores the newest one."""
+
+    def __init__(
+        self,
+        root: Path,
+        network: Network,
+        corpora: Corpora,
+        settings: CheckpointSettings,
+        run_settings: RunSettings,
+        state: dict[str, Any],
+        reporter: Reporter,
+    ):
+        """corpora: for the tokenizers, which every checkpoint contains
+
+        state: "fingerprint", which must be the same when the run is resumed, and "environment", which may differ but
+            affects bit-exact results
+        """
+        self.root, self.network, self.corpora = root, network, corpora
+        self.settings, self.run_settings, self.state, self.reporter = settings, run_settings, state, reporter
+        self.executor = ThreadPoolExecutor(max_workers=1)
+        self.writing: Future[None] | None = None
+
+    def save(self, progress: Progress) -> None:
+        """Copy the state now and write it while training continues; all processes must call this together."""
+        model, accelerator = self.network.model, self.network.accelerator
+        parameters = dict(model.named_parameters())
+        moments = tensors.optimizer_tensors(model, self.network.optimizer.optimizer)
+        if not accelerator.is_main_process:
+            tensors.cpu_copies(parameters | moments, keep=False)
+            return
+        started = time.perf_counter()
+        self.finish_writing()  # one at a time: a second copy may not fit into memory
+        weights, moments = tensors.cpu_copies(parameters), tensors.cpu_copies(moments)
+        if (name := tensors.not_finite(weights | moments)) is not None:
+            raise InputError(
+                f"step {progress.step}: {name} contains NaN or infinity, so it is not saved; try a lower learning rate "
+                "or a larger adam_epsilon. Earlier checkpoints are intact"
+            )
+        scaler = accelerator.scaler
+        scaler_state = scaler.state_dict() if scaler else None
+        state = {"progress": dataclasses.asdict(progress), "gradient_scaler": scaler_state, **self.state}
+        self.writing = self.executor.submit(self._write, weights, moments, state)
+        stall = time.perf_counter() - started
+        self.reporter.write({"event": "checkpoint", "step": progress.step, "stall_seconds": stall})
+
+    def _write(self, weights: dict[str, torch.Tensor], moments: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+        step = state["progress"]["step"]
+
+        def fill(folder: Path) -> None:
+            self.network.model.save_pretrained(folder, state_dict=weights)
+            self.corpora.tokenizer.save_pretrained(folder)
+            if self.corpora.target_tokenizer is not None:
+                self.corpora.target_tokenizer.save_pretrained(folder / TARGET_TOKENIZER)
+            tensors.save_tensors(moments, folder / tensors.OPTIMIZER)
+            write_json(folder / STATE, state)
+
+        size = sum(tensor.nbytes for tensor in (*weights.values(), *moments.values()))
+        save_checkpoint(self.root, step, fill, size)
+        if state["progress"]["best_step"] == step:
+            mark_best(self.root, step)
+        prune(self.root, self.settings.keep, self.settings.save_every)
+
+    def finish_writing(self) -> None:
+        """Wait until the last checkpoint is on disk. Raises the error of writing it, unless keep_going is set."""
+        writing, self.writing = self.writing, None
+        try:
+            if writing is not None:
+                writing.result()
+        except (UnavailableError, OSError) as error:
+            if not self.run_settings.keep_going:
+                raise
+            self.reporter.say(f"{error}; training continues")
+
+    def raise_if_failed(self) -> None:
+        """Raise the error of a finished background write, without waiting for a running one."""
+        if self.writing is not None and self.writing.done():
+            self.finish_writing()
+
+    def mark_best(self, progress: Progress) -> None:
+        """Point `best` at the checkpoint of this step if it is the best."""
+        if self.network.accelerator.is_main_process and progress.best_step == progress.step:
+            mark_best(self.root, progress.step)
+
+    def restore(self) -> Progress:
+        """Load the newest intact checkpoint into the model and the optimizer; return the run's progress."""
+        network, folder = self.network, None
+        if network.accelerator.is_main_process:
+            folder = newest_intact(self.root, self.reporter.say)
+        (folder,) = broadcast_object_list([folder])
+        if folder is None:
+            return Progress()
+        progress = self._restore_state(folder)
+        tensors.restore_model(network.model, folder)
+        tensors.restore_optimizer(network.model, network.optimizer.optimizer, folder)
+        self.reporter.say(f"resuming from {folder.name}")
+        return progress
+
+    def _restore_state(self, folder: Path) -> Progress:
+        path = folder / STATE
+        state = read_json_object(path, "progress", "fingerprint", "environment")
+        try:
+            progress = Progress(**state["progress"])
+            fingerprint, environment, scaler_state = (
+                state[name] for name in ("fingerprint", "environment", "gradient_scaler")
+            )
+        except (KeyError, TypeError) as error:
+            raise BrokenFileError(f"{path} is incomplete ({error}); the run cannot be resumed exactly") from error
+        check_unchanged(fingerprint, self.state["fingerprint"], self.run_settings, self.reporter.say)
+        for change in differences(environment, self.state["environment"]):
+            self.reporter.say(f"warning: {change}: the last bits of the weights may differ from an uninterrupted run")
+        scaler = self.network.accelerator.scaler
+        if scaler is not None and scaler_state is not None:
+            scaler.load_state_dict(scaler_state)
+        return progress
+
+
+# ---- folders -----------------------------------------------------------------------------------------------------
+
+
+def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], bytes_needed: int = 0) -> None:
+    """Create root/step-N from the files that `write(folder)` puts into an empty folder.
+
+    bytes_needed: estimate of the size, compared with the free space beforehand.
+    Raises UnavailableError (disk full, read-only); earlier checkpoints are not affected.
+    """
+    final = root / f"step-{step}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if bytes_needed > shutil.disk_usage(root).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with atomic_folder(final) as folder:
+            write(folder)
+            write_manifest(folder, [path for path in folder.rglob("*") if path.is_file()], step=step)
+        _write_pointer(root / "latest", final.name)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UnavailableError(
+            f"checkpoint {final} cannot be written: {reason} (about {bytes_needed} bytes needed, "
+            f"{shutil.disk_usage(root if root.exists() else root.parent).free} free); the previous one is intact"
+        ) from error
+
+
+def write_manifest(folder: Path, files: Iterable[Path], **about: Any) -> None:
+    """Write manifest.json with name, size and sha256 of these files."""
+    entries = [
+        {"name": path.relative_to(folder).as_posix(), "size": path.stat().st_size, "sha256": file_sha256(path)}
+        for path in sorted(files)
+    ]
+    write_json(folder / MANIFEST, {**about, "files": entries})
+
+
+def mark_best(root: Path, step: int) -> None:
+    """Point `best` at the checkpoint of this step."""
+    _write_pointer(root / "best", f"step-{step}")
+
+
+def prune(root: Path, keep: int, every: int) -> None:
+    """Remove all checkpoints but the newest, the best, and the newest `keep` whose step is a multiple of `every`.
+
+    Checkpoints that a signal made in between do not displace those that are averaged into the final model.
+    """
+    kept = {folder.name for folder in regular_checkpoints(root, every)[:keep]} | {_read_pointer(root / "best")}
+    for folder in checkpoints(root)[1:]:
+        if folder.name not in kept:
+            temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")  # never half removed under its final name
+            os.replace(folder, temporary)
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def regular_checkpoints(root: Path, every: int, last: int | None = None) -> list[Path]:
+    """Return the checkpoints whose step is `last` or a multiple of `every`, newest first."""
+    return [f for f in checkpoints(root) if (step := step_of(f)) % every == 0 or step == last]
+
+
+def regular_checkpoints_of(run: Path) -> list[Path]:
+    """Return the newest checkpoint of a run and those that its recipe's save_every made, newest first.
+
+    Not the best one if it was saved in between: the run's own average leaves it out, too.
+    """
+    root = run / "checkpoints"
+    every = read_run(run).get("recipe", {}).get("save_every", 1)
+    return regular_checkpoints(root, every, last=max(map(step_of, checkpoints(root)), default=None))
+
+
+def recorded_choices(root: Path) -> dict[str, Any]:
+    """Return the choices that the newest checkpoint in root records (precision, ...), or {} if there is none."""
+    for folder in checkpoints(root):
+        try:
+            state = read_json_object(folder / STATE, "environment", "fingerprint")
+            return state["environment"] | state["fingerprint"]
+        except (BrokenFileError, KeyError):
+            continue  # a damaged checkpoint is reported when the run is resumed
+    return {}
+
+
+def newest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
+    """Return the newest checkpoint that matches its manifest, and point `latest` at it.
+
+    Damaged checkpoints are reported and renamed to *.broken. Raises BrokenFileError if there have been checkpoints and
+    all are damaged: training never restarts from step 0 by itself.
+    """
+    for folder in intact_checkpoints(checkpoints(root), say):
+        if _read_pointer(root / "latest") != folder.name:  # killed before it was written, or its folder is damaged
+            _write_pointer(root / "latest", folder.name)
+        return folder
+    if broken := len([*root.glob("step-*.broken")]):
+        raise BrokenFileError(f"{root}: all {broken} checkpoints are damaged; start again with --overwrite true")
+    if (newest := _read_pointer(root / "latest")) is not None:
+        raise BrokenFileError(f"{root}: {newest} is missing; restore it, or start again with --overwrite true")
+    return None
+
+
+def intact_checkpoints(folders: list[Path], say: Callable[[str], None]) -> Iterator[Path]:
+    """Yield the checkpoints that match their manifests; report the others and rename them to *.broken."""
+    for folder in folders:
+        try:
+            if not verify_manifest(folder, optimizer=True):
+                raise BrokenFileError(f"{folder / MANIFEST} is missing or lists no files")
+        except BrokenFileError as error:
+            aside = folder.with_name(f"{folder.name}.broken")
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(folder, aside)
+            say(f"{error}; falling back to the previous checkpoint ({folder.name} is now {aside.name})")
+        else:
+            yield folder
+
+
+def _write_pointer(pointer: Path, name: str) -> None:
+    with atomic_file(pointer) as file:
+        file.write(f"{name}\n".encode())
+
+
+def _read_pointer(pointer: Path) -> str | None:
+    return pointer.read_text().strip() if pointer.is_file() else None

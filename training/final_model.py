@@ -1,0 +1,112 @@
+"""Section 6.1: the final model of a run is the average of its last checkpoints."""
+
+import itertools
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from vaswani_transformer.atomic import atomic_file, move_files, remove, temporary_path
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.model_folder import MANIFEST, SETTINGS_FILES, WEIGHTS, check_readable, read_json_object
+from vaswani_transformer.training_run import METRICS, curve_figure, curves_of
+
+from . import checkpoints
+from .checkpoints import Progress
+from .recipe import CheckpointSettings
+from .tensors import save_tensors
+
+
+def list_other_files(folder: Path) -> list[str]:
+    """Return the names of a model folder's other files, config.json first and the model's code last."""
+    code = sorted(path.name for path in folder.glob("*.py"))
+    return [name for name in (*SETTINGS_FILES, MANIFEST, *code) if (folder / name).is_file()]
+
+
+def average_weights(folders: list[Path]) -> dict[str, torch.Tensor]:
+    """Return the mean of each tensor over the model folders, summed in float64."""
+    files = []
+    for folder in folders:
+        check_readable(folder / WEIGHTS)
+        try:
+            files.append(safe_open(folder / WEIGHTS, framework="pt"))
+        except (OSError, SafetensorError) as error:
+            raise BrokenFileError(f"{folder / WEIGHTS} cannot be read: {error}") from error
+    shapes = [{name: file.get_slice(name).get_shape() for name in file.keys()} for file in files]  # noqa: SIM118
+    for folder, found in zip(folders, shapes, strict=True):
+        if found != shapes[0]:
+            odd = sorted(name for name in found | shapes[0] if found.get(name) != shapes[0].get(name))
+            raise InputError(
+                f"{folder / WEIGHTS} must have the tensors of {folders[0] / WEIGHTS}; different: {', '.join(odd[:5])}"
+            )
+    averaged = {}
+    for name in sorted(shapes[0]):
+        first, *others = (file.get_tensor(name) for file in files)
+        total = first.double()
+        for other in others:
+            total += other
+        averaged[name] = (total / len(files)).to(first.dtype)
+    return averaged
+
+
+def write_model(folders: list[Path], model: Path) -> None:
+    """Write the average of these folders' weights to an empty folder; copy the other files from the last one.
+
+    Raises InputError if the tokenizers differ.
+    """
+    for name in SETTINGS_FILES:
+        if name.endswith("tokenizer.json"):
+            paths = [folder / name for folder in folders if (folder / name).is_file()]
+            for path in paths[:-1]:
+                if read_json_object(path) != read_json_object(paths[-1]):
+                    raise InputError(f"{path} differs from {paths[-1]}; such models cannot be averaged")
+    save_tensors(average_weights(folders), model / WEIGHTS)
+    for name in list_other_files(folders[-1]):
+        if name != MANIFEST:
+            (model / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(folders[-1] / name, model / name)
+    # Without the settings, which users may edit.
+    checkpoints.write_manifest(model, [model / WEIGHTS, *model.rglob("tokenizer.json")])
+
+
+def write_model_folder(folders: list[Path], output: Path) -> None:
+    """Write the averaged model into a run's folder: every file appears when it is complete, config.json last."""
+    with temporary_path(output / "model") as temporary:
+        temporary.mkdir()
+        write_model(folders, temporary)
+        remove(output / MANIFEST)  # it describes the files that are replaced now
+        move_files([WEIGHTS, *reversed(list_other_files(temporary))], temporary, output)
+
+
+def write_final_model(
+    output: Path, settings: CheckpointSettings, progress: Progress, say: Callable[[str], None]
+) -> None:
+    """Average the last checkpoints of a run into the model, whose folder is that of the run, and draw its curve."""
+    root = output / "checkpoints"
+    # Checkpoints made by a signal are left out, so that an interrupted run ends with the same model.
+    regular = checkpoints.regular_checkpoints(root, settings.save_every, last=progress.step)
+    folders = list(itertools.islice(checkpoints.intact_checkpoints(regular, say), settings.average_last))[::-1]
+    if not folders and not progress.step:
+        raise InputError("max_hours, max_cpu_seconds or max_tokens ended the run before its first step")
+    if not folders:
+        raise UnavailableError(
+            f"{root}: no checkpoint could be written, so there is no model; free space and run the command again"
+        )
+    write_model_folder(folders, output)
+    names = ", ".join(folder.name for folder in folders)
+    origin = f"the average of {names}" if len(folders) > 1 else f"from {names}"
+    say(f"{output}: the model, {origin}")
+    draw_curve(output, say)
+
+
+def draw_curve(output: Path, say: Callable[[str], None]) -> None:
+    """Draw curve.png beside the model, if matplotlib is installed and something has been logged."""
+    try:
+        curves = curves_of(output / METRICS)
+        if any(curves.values()):
+            with atomic_file(output / "curve.png") as file:
+                curve_figure(curves).savefig(file, format="png")
+    except (UnavailableError, BrokenFileError) as error:
+        say(f"no curve.png: {error}")
