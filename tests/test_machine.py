@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 from accelerate.utils import DynamoBackend
-from vaswani_transformer.launch import LAUNCHED
 
 from training import machine
 from training.cost import training_memory
+from training.launch import LAUNCHED
 from training.loss import TrainingLoss
 from training.machine import (
     check_compiler,

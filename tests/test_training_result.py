@@ -47,17 +47,15 @@ def test_altered_weights_are_refused(uninterrupted, tmp_path):
         Translator.from_pretrained(tmp_path / "model")
 
 
-def test_saving_another_model_removes_the_checksums(uninterrupted, tmp_path):
-    model = Translator.from_pretrained(uninterrupted(1)[0]).model
-    manifest = tmp_path / "manifest.json"
-    shutil.copy(uninterrupted(1)[0] / "manifest.json", manifest)
-    model.config.save_pretrained(tmp_path)  # the weights are still those of the checksums
-    assert manifest.exists()
-    model.save_pretrained(tmp_path)
-    assert not manifest.exists()
-    manifest.write_text('{"name": "a web page"}')  # another program's file stays
-    model.save_pretrained(tmp_path)
-    assert manifest.exists()
+def test_another_model_in_the_folder_differs_from_the_checksums(uninterrupted, tmp_path):
+    folder = shutil.copytree(uninterrupted(1)[0], tmp_path / "run")
+    model = TorchTranslator.from_pretrained(folder).model
+    model.save_pretrained(folder)  # the same weights
+    TorchTranslator.from_pretrained(folder)
+    model.lm_head.weight.data.mul_(2)
+    model.save_pretrained(folder)
+    with pytest.raises(BrokenFileError, match="has been altered .* or remove manifest.json if the change was intended"):
+        TorchTranslator.from_pretrained(folder)
 
 
 def test_a_run_logs_speed_and_draws_a_curve(uninterrupted):

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import BrokenFileError, InputError
 from .model_folder import read_json_object
-from .pictures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,6 +100,8 @@ def curves_of(metrics: Path) -> dict[str, dict[int, float]]:
 
 def curve_figure(curves: dict[str, dict[int, float]]) -> "Figure":
     """Draw the losses of a run, in nats per target token, and BLEU if it was measured, against the step."""
+    from .pictures import new_figure
+
     has_bleu = bool(curves["validation_bleu"])
     if not any(curves.values()):
         raise InputError("the run has logged no loss yet; draw its curve later")
