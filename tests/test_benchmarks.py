@@ -124,6 +124,7 @@ def test_other_benchmarks_of_a_cpu_record_rows(exported: Path, data: Path) -> No
     assert [row["early_stopping"] for row in others] == ["10", "5", "2", "False", "True"]
 
 
+@pytest.mark.slow
 def test_decoding_at_base_size_is_compared_at_equal_precision(tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     pytest.importorskip("onnxruntime")
