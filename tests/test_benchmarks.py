@@ -20,7 +20,7 @@ from vaswani_transformer.errors import InputError
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def run(name: str, *words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -84,7 +84,6 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
 def test_decode_measures_every_system_on_the_same_sentences(exported: Path, tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     convert(["--to", "ctranslate2", str(exported / "model"), str(tmp_path / "ctranslate2")])
@@ -113,7 +112,6 @@ def test_decode_measures_every_system_on_the_same_sentences(exported: Path, tmp_
     assert int(by_system["onnx"]["peak_megabytes"]) * 2 < int(by_system["torch generate()"]["peak_megabytes"])
 
 
-@pytest.mark.slow
 def test_other_benchmarks_of_a_cpu_record_rows(exported: Path, data: Path) -> None:
     text = data / "val.en"
     words = ["--source", text, "--sentences", 8, "--batch-size", 4, "--most", 5, "--record", data / "profile.csv"]
@@ -124,7 +122,6 @@ def test_other_benchmarks_of_a_cpu_record_rows(exported: Path, data: Path) -> No
     assert [row["early_stopping"] for row in others] == ["10", "5", "2", "False", "True"]
 
 
-@pytest.mark.slow
 def test_decoding_at_base_size_is_compared_at_equal_precision(tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     pytest.importorskip("onnxruntime")
@@ -141,7 +138,6 @@ def test_decoding_at_base_size_is_compared_at_equal_precision(tmp_path: Path) ->
     assert all(int(row["tokens_per_second"]) > 0 and int(row["matmul_gops"]) > 0 for row in rows.values())
 
 
-@pytest.mark.slow
 def test_training_throughput_is_compared_with_the_first_system(data: Path) -> None:
     words = ["--system", "marian", "--system", "ours+highest", "--system", "trainer+group"]
     words += ["--tokens", 2000, "--vocab-size", 500, "--rounds", 1, "--steps", 1, "--warmup", 1]
@@ -151,7 +147,6 @@ def test_training_throughput_is_compared_with_the_first_system(data: Path) -> No
     assert rows[0]["padding"] == rows[1]["padding"] < rows[2]["padding"]
 
 
-@pytest.mark.slow
 def test_tokens_of_the_trainer_are_those_of_the_steps_that_are_timed(data: Path, tmp_path: Path, monkeypatch) -> None:
     """Accelerate collates a batch ahead of the step, and the first step is not timed."""
     marian_model, positions = training_loops.marian_model, []
@@ -173,7 +168,6 @@ def test_tokens_of_the_trainer_are_those_of_the_steps_that_are_timed(data: Path,
     assert take_steps(2).positions == sum(positions[1:3])
 
 
-@pytest.mark.slow
 def test_gpu_runs_all_measurements(data: Path) -> None:
     output = data / "gpu"
     run("gpu", "--data", data, "--output", output, "--device", "cpu", "--small")
@@ -196,7 +190,6 @@ def test_gpu_runs_all_measurements(data: Path) -> None:
     }
 
 
-@pytest.mark.slow
 def test_gpu_skips_finished_measurements_and_names_failed_ones(tmp_path: Path) -> None:
     words = ["--data", tmp_path, "--output", tmp_path / "gpu", "--device", "cpu", "--small", "--only"]
     run("gpu", *words, "decode")
