@@ -1,7 +1,7 @@
 """Publishes a trained model on the Hub.
 
     push FOLDER REPO: contents (the files) -> provenance (training record and scores) -> card -> remote
-    space REPO: space_files
+    space REPO: contents
 
 `space` and `space-static` are demo apps; they are published separately.
 """

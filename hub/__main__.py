@@ -125,19 +125,19 @@ def push(
     from huggingface_hub import HfApi
 
     from . import remote
-    from .contents import size_of, unpublished, write_folder
+    from .contents import list_unpublished, measure_size, write_folder
 
     if out is not None:
         write_folder(files, out)
         for name, file in sorted(files.items()):
-            typer.echo(f"{size_of(file):>14,}  {name}")
+            typer.echo(f"{measure_size(file):>14,}  {name}")
         typer.echo(f"{out}: the files of `push {repo} --yes`")
         return
     remote.set_timeout()
     api = HfApi()
     kept = ["README.md"] if keep_card else []
     planned = remote.plan(api, repo, revision, files, private=private, tag=tag, kept=kept)
-    for line in summary(planned, unpublished(Path(folder), files)):
+    for line in summary(planned, list_unpublished(Path(folder), files)):
         typer.echo(line)
     typer.echo(remote.push(api, planned, files, message) if yes else "dry run: nothing was uploaded; add --yes to push")
 
@@ -149,10 +149,9 @@ def space(
     to_folder: Annotated[str, typer.Option(help="The new folder.")],
     revision: Annotated[str | None, git_name("A commit or tag of the model; the Space runs the model's code.")] = None,
 ) -> None:
-    from .contents import write_folder
-    from .space_files import space_files
+    from .contents import collect_space_files, write_folder
 
-    write_folder(space_files(repo, model, revision), check_new_folder(to_folder))
+    write_folder(collect_space_files(repo, model, revision), check_new_folder(to_folder))
     typer.echo(f"{to_folder}: a Space; `hf upload {repo} {to_folder} . --repo-type space` publishes it")
 
 

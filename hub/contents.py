@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import SpaceCard
 from transformers import GenerationConfig
 
 import vaswani_transformer
@@ -40,6 +41,8 @@ from vaswani_transformer.torch_translator import TorchTranslator
 
 Files = dict[str, Path | bytes]
 
+SPACE = Path(__file__).with_name("space")
+
 ONNX_FILES = ("*.onnx", "*.onnx_data", "*.onnx.data", "README.md")
 # Names of files that a push can write. A push deletes such files from the repository if it does not write them.
 MANAGED_NAMES = (
@@ -67,7 +70,7 @@ EXPORT_ENTRIES = frozenset({"precision", "weights_sha256", "graphs"})
 METADATA_FIELDS = {"transformers_version", "architectures", "auto_map", "custom_pipelines", "dtype"}
 
 
-def model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, TorchTranslator]:
+def collect_model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, TorchTranslator]:
     """Return the files of the repository except card and plots, and the model itself, on the CPU.
 
     onnx: folders of the exported model; those of other precisions as PRECISION=FOLDER, such as int8=FOLDER. Without a
@@ -82,7 +85,7 @@ def model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, TorchTra
         raise InputError(f"{folder} has no tokenizer.json; give the folder of a model with its tokenizer")
     translator = TorchTranslator.from_pretrained(folder, device="cpu")
 
-    files: Files = {"config.json": json_bytes(config_for_the_hub(folder))}
+    files: Files = {"config.json": encode_json(make_config_for_the_hub(folder))}
     generation = folder / "generation_config.json"
     written = translator.model.generation_config.to_json_string().encode()
     files[generation.name] = select_entries(generation, GENERATION_ENTRIES) if generation.is_file() else written
@@ -90,16 +93,16 @@ def model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, TorchTra
     if WEIGHTS not in files:
         files[INDEX] = folder / INDEX
     files |= {name: Path(vaswani_transformer.__file__).parent / name for name in CODE_FILES}
-    files |= tokenizer_files(folder)
+    files |= collect_tokenizer_files(folder)
 
     exports = parse_exports(onnx)
     if None not in exports and (folder / ONNX).is_dir():
         exports[None] = folder / ONNX
     for precision, variant in exports.items():
         if precision is not None:
-            files |= variant_files(folder, variant, precision)
+            files |= collect_variant_files(folder, variant, precision)
     if None in exports:  # last, so that its configuration and tokenizer replace those of a variant
-        files |= onnx_files(folder, exports[None])
+        files |= collect_onnx_files(folder, exports[None])
     return files, translator
 
 
@@ -117,7 +120,7 @@ def parse_exports(options: Sequence[str]) -> dict[str | None, Path]:
     return exports
 
 
-def config_for_the_hub(folder: Path) -> dict[str, Any]:
+def make_config_for_the_hub(folder: Path) -> dict[str, Any]:
     """Return config.json with the entries by which transformers finds the code without this package."""
     config = read_json_object(folder / "config.json")
     return {name: config[name] for name in config if name in CONFIG_ENTRIES} | {
@@ -130,10 +133,10 @@ def config_for_the_hub(folder: Path) -> dict[str, Any]:
 def select_entries(path: Path, published: Collection[str]) -> bytes:
     """Return a JSON file with its published entries alone."""
     content = read_json_object(path)
-    return json_bytes({name: content[name] for name in content if name in published})
+    return encode_json({name: content[name] for name in content if name in published})
 
 
-def tokenizer_files(folder: Path) -> Files:
+def collect_tokenizer_files(folder: Path) -> Files:
     """Return the files of both tokenizers, without truncation and padding, and with the entries that are read here.
 
     The class name is one that transformers 4 and transformers.js also know.
@@ -145,11 +148,11 @@ def tokenizer_files(folder: Path) -> Files:
             files[tokenizer] = plain_tokenizer(folder / tokenizer)
         if (folder / config).is_file():  # optional in an ONNX folder
             fields = read_tokenizer_settings(folder / place)
-            files[config] = json_bytes(fields | {"tokenizer_class": "PreTrainedTokenizerFast"})
+            files[config] = encode_json(fields | {"tokenizer_class": "PreTrainedTokenizerFast"})
     return files
 
 
-def onnx_files(folder: Path, onnx: Path) -> Files:
+def collect_onnx_files(folder: Path, onnx: Path) -> Files:
     """Return the files of an exported model, under `onnx/`. Raises InputError if they belong to another model."""
     if not onnx.is_dir():
         named = f"; the precisions before = are {', '.join(PRECISIONS)}" if "=" in str(onnx) else ""
@@ -167,27 +170,27 @@ def onnx_files(folder: Path, onnx: Path) -> Files:
     files |= {
         name: select_entries(onnx / name, published) for name, published in settings.items() if (onnx / name).is_file()
     }
-    return {f"{ONNX}/{name}": file for name, file in (files | tokenizer_files(onnx)).items()}
+    return {f"{ONNX}/{name}": file for name, file in (files | collect_tokenizer_files(onnx)).items()}
 
 
-def variant_files(folder: Path, onnx: Path, precision: str) -> Files:
+def collect_variant_files(folder: Path, onnx: Path, precision: str) -> Files:
     """Return the files of a variant: its model.onnx is published as model_PRECISION.onnx, and its README.md is not."""
     published = f"{ONNX}/{onnx_file_name(precision)}"
-    files = onnx_files(folder, onnx)
+    files = collect_onnx_files(folder, onnx)
     graph = files.pop(f"{ONNX}/model.onnx", None)
     if graph is None or f"{ONNX}/model.onnx.data" in files:
         raise InputError(f"--onnx {precision}={onnx}: a variant is one file, model.onnx, without model.onnx.data")
     return {name: file for name, file in files.items() if name.endswith(".json")} | {published: graph}
 
 
-def unpublished(folder: Path, files: Files) -> list[str]:
+def list_unpublished(folder: Path, files: Files) -> list[str]:
     """Return the names of files in the folder that are not published."""
     published = {name.split("/")[0] for name in files}
     names = (path.name + ("/" if path.is_dir() else "") for path in folder.iterdir() if not path.name.startswith("."))
     return sorted(name for name in names if name.rstrip("/") not in published)
 
 
-def size_of(file: Path | bytes) -> int:
+def measure_size(file: Path | bytes) -> int:
     return len(file) if isinstance(file, bytes) else file.stat().st_size
 
 
@@ -204,8 +207,18 @@ def write_folder(files: Files, out: Path) -> None:
                 shutil.copyfile(file, path)
 
 
-def json_bytes(fields: dict[str, Any]) -> bytes:
+def encode_json(fields: dict[str, Any]) -> bytes:
     return (json.dumps(fields, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def collect_space_files(repo: str, model: str, revision: str | None) -> Files:
+    """Return the files of the Space `repo`, which loads `model` at a commit or tag (None: the newest)."""
+    files: Files = {path.name: path for path in SPACE.iterdir() if path.is_file()}
+    card = SpaceCard.load(SPACE / "README.md")
+    card.data["title"], card.data["models"] = repo.split("/")[1], [model]
+    files["README.md"] = str(card).encode()
+    files["model.json"] = encode_json({"id": model, "revision": revision})
+    return files
 
 
 # ---- checks ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.lines import existing_file
+from vaswani_transformer.lines import check_file
 from vaswani_transformer.model_folder import CONVERSION_NOTES, read_json_object
 from vaswani_transformer.training_run import (
     METRICS,
@@ -62,7 +62,7 @@ class Provenance:
         # Without a command and its progress, a row may belong to another model.
         shipped = sorted(SHIPPED_RESULTS.glob("*.csv")) if command and self.progress else []
         for path in [*shipped, *results]:
-            found = rows_of_run(path, command, parameters, self.progress)
+            found = select_rows_of_run(path, command, parameters, self.progress)
             if not found and path in results:
                 wanted = f"{parameters:,} parameters"
                 wanted += ", its command, steps and hours" if self.run else " and no command"
@@ -118,7 +118,7 @@ class Provenance:
 # ---- rows of results files, which `evaluate --record` wrote ------------------------------------------------------
 
 
-def rows_of_run(path: Path, command: str, parameters: int, progress: dict[str, Any]) -> list[dict[str, str]]:
+def select_rows_of_run(path: Path, command: str, parameters: int, progress: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of a results file whose command, parameters, steps and hours are those of a run."""
     expected = {"parameters": str(parameters)}
     if progress:  # two runs of the same command differ in these
@@ -126,12 +126,12 @@ def rows_of_run(path: Path, command: str, parameters: int, progress: dict[str, A
         if "cpu_seconds" in progress:
             expected["cpu_hours"] = format_hours(progress["cpu_seconds"])
     same = [row for row in read_results(path) if all(row.get(key) == value for key, value in expected.items())]
-    return [row for row in same if words_without_folders(row["command"]) == words_without_folders(command)]
+    return [row for row in same if drop_folders(row["command"]) == drop_folders(command)]
 
 
 def read_results(path: Path) -> list[dict[str, str]]:
     """Read a results file. Raises InputError if it is not one."""
-    with existing_file(path).open(newline="", encoding="utf-8") as file:
+    with check_file(path).open(newline="", encoding="utf-8") as file:
         try:
             reader = csv.DictReader(file, strict=True)
             if missing := [name for name in RESULT_COLUMNS if name not in (reader.fieldnames or ())]:
@@ -141,12 +141,12 @@ def read_results(path: Path) -> list[dict[str, str]]:
             raise InputError(f"{path} is not a results file ({error})") from None
 
 
-def words_without_folders(command: str) -> list[str]:
+def drop_folders(command: str) -> list[str]:
     """Return the words of a training command that affect its result.
 
     Older runs and rows record it as `python -m training`.
     """
-    words, kept = iter(command_words(command.replace("python -m training", "vaswani-transformer train", 1))), []
+    words, kept = iter(split_command(command.replace("python -m training", "vaswani-transformer train", 1))), []
     for word in words:
         if word in FOLDER_OPTIONS:
             next(words, None)
@@ -155,7 +155,7 @@ def words_without_folders(command: str) -> list[str]:
     return kept
 
 
-def command_words(command: str) -> list[str]:
+def split_command(command: str) -> list[str]:
     """Return the words of a command; run.json and results files may have been edited."""
     try:
         return shlex.split(command)
@@ -168,7 +168,7 @@ def command_words(command: str) -> list[str]:
 
 def public_command(command: str) -> str:
     """Return a command with only the last component of each absolute path."""
-    return shlex.join(map(last_component, command_words(command)))
+    return shlex.join(map(last_component, split_command(command)))
 
 
 def public_recipe(value: Any) -> Any:

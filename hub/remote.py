@@ -28,7 +28,7 @@ from huggingface_hub.utils.sha import git_hash
 
 from vaswani_transformer.errors import InputError, UnavailableError, one_line
 
-from .contents import MANAGED_NAMES, Files, size_of
+from .contents import MANAGED_NAMES, Files, measure_size
 
 TIMEOUT = 120  # seconds without a byte after which a connection counts as broken
 RESUME = "run the same command again to continue"
@@ -99,7 +99,7 @@ def plan(
         try:
             repo = api.repo_info(repo_id)
         except RepositoryNotFoundError:
-            return Plan(repo_id, revision, changes_of({}, files), private, tag)
+            return Plan(repo_id, revision, plan_changes({}, files), private, tag)
         try:
             head, revision_exists = api.repo_info(repo_id, revision=revision).sha, True
         except RevisionNotFoundError:  # a new branch starts from main
@@ -109,19 +109,19 @@ def plan(
     if private and not repo.private:
         raise InputError(f"--private: {repo_id} already exists and is public; make it private on the Hub first")
     remote = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
-    planned = Plan(repo_id, revision, changes_of(remote, files, kept), private, tag, head, revision_exists)
+    planned = Plan(repo_id, revision, plan_changes(remote, files, kept), private, tag, head, revision_exists)
     # Moving an existing tag would change what its users download.
     if tag in tags and (planned.has_changes or tags[tag] != head):
         raise InputError(f"--tag {tag}: {repo_id} already has this tag, at {tags[tag][:8]}; choose another")
     return planned
 
 
-def changes_of(remote: dict[str, RepoFile], files: Files, kept: Sequence[str] = ()) -> list[Change]:
+def plan_changes(remote: dict[str, RepoFile], files: Files, kept: Sequence[str] = ()) -> list[Change]:
     """Return the change of each file in the repository and in the push."""
     changes = []
     for name, file in sorted(files.items()):
         is_kept = name in kept and name in remote
-        changes.append(Change(name, size_of(file), "same" if is_kept else compare(file, remote.get(name))))
+        changes.append(Change(name, measure_size(file), "same" if is_kept else compare(file, remote.get(name))))
     stale = sorted(name for name in remote if name not in files and is_managed(name))
     return changes + [Change(name, 0, "deleted") for name in stale]
 
@@ -136,7 +136,7 @@ def compare(file: Path | bytes, remote: RepoFile | None) -> str:
     """Return "new", "same" or "changed". The Hub identifies large files by SHA-256, others by git's SHA-1."""
     if remote is None:
         return "new"
-    if remote.size != size_of(file):
+    if remote.size != measure_size(file):
         return "changed"
     with io.BytesIO(file) if isinstance(file, bytes) else file.open("rb") as stream:
         if remote.lfs is not None:

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from training.recipe import load_recipe
-from vaswani_transformer.lines import existing_file
+from vaswani_transformer.lines import check_file
 from vaswani_transformer.model_folder import read_json_object
 
 from .result_files import PAPER, format_command, format_duration, format_table, is_measured, write_result
@@ -84,7 +84,7 @@ def write_table4(
     from .parsing.train_parser import parse_unlabelled, prepare_data, train_parser
 
     if unlabelled is not None:
-        existing_file(unlabelled)  # it is read only after the first parsers are trained
+        check_file(unlabelled)  # it is read only after the first parsers are trained
     check_lstm_recipe(load_recipe(RECIPE, options))  # before the Transformers are trained
     folder, data = output / "table4", output / "table4" / "data"
     missing = {}  # {(system, seed): command}

@@ -8,7 +8,7 @@ from browser import NODE_MODULES, in_node
 from saved_model import ENGLISH, GERMAN
 
 from conversion.onnx.export import export_single_folder, export_split_folder
-from conversion.onnx.session import open_session
+from conversion.onnx.verify import open_session
 from conversion.onnx.verify_text import EDGE_CASES
 from vaswani_transformer import SearchSettings, Translator
 from vaswani_transformer.onnx_translator import OnnxTranslator, graph_inputs

@@ -25,7 +25,6 @@ from peft import (
 from saved_model import ENGLISH, GERMAN, change_json, trained_model, trained_tokenizer, untrained_model
 from torch import Tensor
 
-from hub.contents import model_files
 from vaswani_transformer import TorchTranslator, Translator, VaswaniTransformerForConditionalGeneration, cli
 from vaswani_transformer.attention_maps import attention_maps
 from vaswani_transformer.errors import InputError
@@ -202,7 +201,7 @@ def test_a_tuned_prompt_is_not_to_be_merged(adapter_folder):
         Translator.from_pretrained(adapter_folder)
 
 
-@pytest.mark.parametrize("load", [Translator.from_pretrained, load_config, model_files])
+@pytest.mark.parametrize("load", [Translator.from_pretrained, load_config, collect_model_files])
 def test_a_model_with_an_adapter_beside_it_is_refused(folder, load):
     """transformers would apply the adapter to the checked weights; PEFT saves into the folder of a model unasked."""
     adapted_model(LoraConfig(target_modules=["q_proj"])).save_pretrained(folder)

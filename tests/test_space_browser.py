@@ -21,7 +21,7 @@ from PIL import Image
 from saved_model import ENGLISH, GERMAN, untrained_model
 
 from hub.__main__ import main
-from hub.contents import model_files
+from hub.contents import collect_model_files
 from vaswani_transformer import Translator
 from vaswani_transformer.attention_maps import attention_maps, token_labels
 from vaswani_transformer.modeling_vaswani_transformer import sinusoidal_positional_encoding
@@ -45,7 +45,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 def contents_of(model: Path) -> dict[str, bytes]:
     """Return the published files of a model folder."""
-    files = model_files(model)[0]
+    files = collect_model_files(model)[0]
     return {name: file.read_bytes() if isinstance(file, Path) else file for name, file in files.items()}
 
 
@@ -371,7 +371,7 @@ import app
 answers = {}
 for beams in (1, 4):
     (found,) = app.translate(sys.argv[2], beams)
-    maps = app.attention_of(app.translator, found.source, found.targets[0])
+    maps = app.compute_attention(app.translator, found.source, found.targets[0])
     shapes = {kind: weights.shape for kind, weights in maps.weights.items()}
     answers[beams] = [found.targets, found.texts, found.scores, shapes, maps.columns["cross"], maps.rows["cross"]]
 print(json.dumps(answers))

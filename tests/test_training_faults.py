@@ -15,7 +15,7 @@ from training.recipe import load_recipe
 from training.report import Reporter
 from training.run_folder import describe_run
 from vaswani_transformer.errors import UnavailableError
-from vaswani_transformer.training_run import curves_of
+from vaswani_transformer.training_run import read_curves
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_nan_loss_is_null_in_the_log(tmp_path):
     reporter.start(tmp_path, None, 0, 9)
     reporter.write({"event": "validation", "step": 1, "validation_loss": float("nan")})
     assert records_of(tmp_path) == [{"event": "validation", "step": 1, "validation_loss": None}]
-    assert curves_of(tmp_path / "metrics.jsonl")["validation_loss"] == {}
+    assert read_curves(tmp_path / "metrics.jsonl")["validation_loss"] == {}
 
 
 @pytest.mark.parametrize("state", ["full", "closed"])

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.training_run import curve_figure, curves_of, format_hours, read_progress, read_run, read_state
+from vaswani_transformer.training_run import (
+    curve_figure,
+    format_hours,
+    read_curves,
+    read_progress,
+    read_run,
+    read_state,
+)
 
 RECORDS = [
     {"step": 10, "loss": 5.0, "tokens_per_second": 1.0},
@@ -26,7 +33,7 @@ def run(tmp_path):
 
 
 def test_a_repeated_step_counts_once(run):
-    assert curves_of(run / "metrics.jsonl") == {
+    assert read_curves(run / "metrics.jsonl") == {
         "loss": {10: 5.0, 20: 4.0},
         "validation_loss": {10: 4.5, 20: 3.5},
         "validation_bleu": {20: 12.5},
@@ -34,27 +41,27 @@ def test_a_repeated_step_counts_once(run):
 
 
 def test_the_picture_has_the_curves_of_the_log(run):
-    losses, bleu = curve_figure(curves_of(run / "metrics.jsonl")).axes
+    losses, bleu = curve_figure(read_curves(run / "metrics.jsonl")).axes
     lines = [*losses.lines, *bleu.lines]
     drawn = [list(zip(*map(np.asarray, line.get_data()), strict=True)) for line in lines]
     assert drawn == [[(10, 5.0), (20, 4.0)], [(10, 4.5), (20, 3.5)], [(20, 12.5)]]
 
 
 def test_a_last_line_that_a_killed_run_left_incomplete_is_ignored(run):
-    log, complete = (run / "metrics.jsonl").read_bytes(), curves_of(run / "metrics.jsonl")
+    log, complete = (run / "metrics.jsonl").read_bytes(), read_curves(run / "metrics.jsonl")
     for part in (b"{", b'{"step": 30, "lo', b'{"step": 30, "loss": "\xc3'):
         (run / "metrics.jsonl").write_bytes(log + part)
-        assert curves_of(run / "metrics.jsonl") == complete
+        assert read_curves(run / "metrics.jsonl") == complete
 
 
 def test_an_invalid_log_is_reported_by_line(run):
     with pytest.raises(InputError, match="no such file"):
-        curves_of(run / "nowhere" / "metrics.jsonl")
+        read_curves(run / "nowhere" / "metrics.jsonl")
     log = (run / "metrics.jsonl").read_bytes()
     for line in (b'{"step": 30, "lo', b'{"step": 30, "loss": "\xff"}', b"[1]", b"[" * 100_000):
         (run / "metrics.jsonl").write_bytes(log + line + b"\n")
         with pytest.raises(BrokenFileError, match=r"metrics\.jsonl line 8 is not a record"):
-            curves_of(run / "metrics.jsonl")
+            read_curves(run / "metrics.jsonl")
     with pytest.raises(InputError, match="no loss yet"):
         curve_figure({"loss": {}, "validation_loss": {}, "validation_bleu": {}})
 

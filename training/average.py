@@ -22,12 +22,12 @@ def average(
     output: Annotated[Path, typer.Option(help="The new model folder.")],
     last: Annotated[int, typer.Option(min=1, help="Number of a run's last checkpoints.")] = 5,
 ) -> None:
-    from .checkpoints import regular_checkpoints_of
+    from .checkpoints import list_regular_checkpoints
     from .final_model import write_model
 
     folders = checkpoint
     if len(checkpoint) == 1 and (checkpoint[0] / "checkpoints").is_dir():
-        folders = regular_checkpoints_of(checkpoint[0])[:last][::-1]
+        folders = list_regular_checkpoints(checkpoint[0])[:last][::-1]
         if len(folders) < last:
             typer.echo(f"the run has {len(folders)} checkpoints, fewer than {last}", err=True)
     if not folders:

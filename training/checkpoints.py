@@ -33,7 +33,7 @@ from vaswani_transformer.atomic import atomic_file, atomic_folder
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.model_folder import MANIFEST, file_sha256, read_json_object, verify_manifest, write_json
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
-from vaswani_transformer.training_run import STATE, checkpoints, read_run, step_of
+from vaswani_transformer.training_run import STATE, checkpoints, parse_step, read_run
 
 from . import tensors
 from .corpus import Corpora
@@ -251,17 +251,17 @@ def prune(root: Path, keep: int, every: int) -> None:
 
 def regular_checkpoints(root: Path, every: int, last: int | None = None) -> list[Path]:
     """Return the checkpoints whose step is `last` or a multiple of `every`, newest first."""
-    return [f for f in checkpoints(root) if (step := step_of(f)) % every == 0 or step == last]
+    return [f for f in checkpoints(root) if (step := parse_step(f)) % every == 0 or step == last]
 
 
-def regular_checkpoints_of(run: Path) -> list[Path]:
+def list_regular_checkpoints(run: Path) -> list[Path]:
     """Return the newest checkpoint of a run and those that its recipe's save_every made, newest first.
 
     Not the best one if it was saved in between: the run's own average leaves it out, too.
     """
     root = run / "checkpoints"
     every = read_run(run).get("recipe", {}).get("save_every", 1)
-    return regular_checkpoints(root, every, last=max(map(step_of, checkpoints(root)), default=None))
+    return regular_checkpoints(root, every, last=max(map(parse_step, checkpoints(root)), default=None))
 
 
 def recorded_choices(root: Path) -> dict[str, Any]:

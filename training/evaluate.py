@@ -13,7 +13,7 @@ import typer
 
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
-from vaswani_transformer.lines import open_output, read_lines, without_line_breaks
+from vaswani_transformer.lines import open_output, read_lines, remove_line_breaks
 from vaswani_transformer.options import Backend, BatchTokens, Device, Dtype, LengthPenalty, NumBeams
 from vaswani_transformer.training_run import read_run
 
@@ -81,7 +81,7 @@ def evaluate(
         typer.echo(f"{text.name}, beam {result['beam']}, length penalty {result['alpha']}\n{format_scores(result)}")
     if hypotheses is not None:
         with open_output(hypotheses) as out:
-            out.write("".join(f"{without_line_breaks(line)}\n" for line in translations).encode())
+            out.write("".join(f"{remove_line_breaks(line)}\n" for line in translations).encode())
     if record_to is not None:
         append_row(record_to, model, text, result)
 

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from vaswani_transformer.atomic import atomic_file, move_files, remove, temporary_path
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.model_folder import MANIFEST, SETTINGS_FILES, WEIGHTS, check_readable, read_json_object
-from vaswani_transformer.training_run import METRICS, curve_figure, curves_of
+from vaswani_transformer.training_run import METRICS, curve_figure, read_curves
 
 from . import checkpoints
 from .checkpoints import Progress
@@ -104,7 +104,7 @@ def write_final_model(
 def draw_curve(output: Path, say: Callable[[str], None]) -> None:
     """Draw curve.png beside the model, if matplotlib is installed and something has been logged."""
     try:
-        curves = curves_of(output / METRICS)
+        curves = read_curves(output / METRICS)
         if any(curves.values()):
             with atomic_file(output / "curve.png") as file:
                 curve_figure(curves).savefig(file, format="png")

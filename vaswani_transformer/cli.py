@@ -17,7 +17,7 @@ from . import __version__
 from .atomic import atomic_folder, check_new_folder
 from .errors import InputError
 from .exit import exit_cleanly
-from .lines import arriving_lines, existing_file, open_output, read_lines, without_line_breaks
+from .lines import check_file, open_output, read_arriving_lines, read_lines, remove_line_breaks
 from .options import Backend, BatchTokens, Device, Dtype, LengthPenalty, NumBeams
 from .programs import import_program, program_name
 from .translate_file import model_sha256, translate_file
@@ -105,7 +105,7 @@ def tokenizer(
     folder = check_new_folder(output)
     for file in files:
         if file != "-":
-            existing_file(file)
+            check_file(file)
     from .tokenization import train_tokenizer
 
     quiet_transformers()
@@ -205,14 +205,14 @@ def translate(
     precision: Precision = None,
     download: Download = False,
 ) -> None:
-    if input != "-" and output != "-" and Path(output).exists() and existing_file(input).samefile(output):
+    if input != "-" and output != "-" and Path(output).exists() and check_file(input).samefile(output):
         raise InputError(f"--output {output} is the input file; give another name")
     in_parts = Path(input).is_file() and output != "-" and (Path(output).is_file() or not Path(output).exists())
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if ranks > 1 and not in_parts:
         raise InputError(f"{ranks} processes share the text: give --input FILE and --output FILE")
     if input != "-":
-        existing_file(input)
+        check_file(input)
     if in_parts and not Path(output).absolute().parent.is_dir():
         raise InputError(f"--output {output}: the folder {Path(output).parent} does not exist")
     if progress is None:
@@ -249,7 +249,7 @@ def translate(
         about |= {"scores": scores, **cut, **vars(settings)}
         translate_file(translate_lines, Path(input), Path(output), chunk_lines, about, rank, ranks)
         return
-    chunks = arriving_lines(chunk_lines) if input == "-" else split_into_chunks(read_lines(input), chunk_lines)
+    chunks = read_arriving_lines(chunk_lines) if input == "-" else split_into_chunks(read_lines(input), chunk_lines)
     with open_output(output) as out:
         done = 0
         for lines in chunks:
@@ -293,11 +293,11 @@ def shows_progress_by_default(input: str, output: str) -> bool:
 def output_lines(translation: str | list[Hypothesis], number: int | None) -> Iterator[bytes]:
     """Yield the output for one input line: a text, or hypotheses with their scores and, if given, the line number."""
     if isinstance(translation, str):
-        yield f"{without_line_breaks(translation)}\n".encode()
+        yield f"{remove_line_breaks(translation)}\n".encode()
         return
     for hypothesis in translation:
         columns = [] if number is None else [str(number)]
-        columns += [f"{hypothesis.score:.6f}", without_line_breaks(hypothesis.text).replace("\t", " ")]
+        columns += [f"{hypothesis.score:.6f}", remove_line_breaks(hypothesis.text).replace("\t", " ")]
         yield ("\t".join(columns) + "\n").encode()
 
 
@@ -383,9 +383,9 @@ def plot_curve(
     run: Annotated[str, typer.Option(help="The output folder of the run, with metrics.jsonl.")],
     output: Picture,
 ) -> None:
-    from .training_run import curve_figure, curves_of
+    from .training_run import curve_figure, read_curves
 
-    save_picture(curve_figure(curves_of(Path(run) / "metrics.jsonl")), output)
+    save_picture(curve_figure(read_curves(Path(run) / "metrics.jsonl")), output)
 
 
 @app.command(help="Describe machine and installation; check a model folder.")

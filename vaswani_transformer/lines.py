@@ -44,7 +44,7 @@ def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
         yield decode_line(raw, name, number)
 
 
-def existing_file(path: str | Path) -> Path:
+def check_file(path: str | Path) -> Path:
     """Return the path of an existing file. Raises InputError if it is missing or a folder."""
     path = Path(path)
     if not path.exists():
@@ -74,7 +74,7 @@ def read_lines(path: str | Path) -> Iterator[str]:
         with open_stdin() as stream:
             yield from decode_lines(stream, "stdin")
         return
-    path = existing_file(path)
+    path = check_file(path)
     with open_text(path) as stream:
         yield from decode_lines(stream, str(path))
 
@@ -88,7 +88,7 @@ def open_stdin() -> io.BufferedReader:
         raise InputError(f"stdin cannot be read ({error.strerror}); give a file") from None
 
 
-def arriving_lines(most: int) -> Iterator[list[str]]:
+def read_arriving_lines(most: int) -> Iterator[list[str]]:
     """Yield the lines of stdin in lists of at most `most`: long lists from a file, single lines from a terminal.
 
     A list ends when nothing arrives for 20 ms, so that a typed line is translated at once.
@@ -158,6 +158,6 @@ def check_unicode(text: str, name: str) -> None:
         raise InputError(f"{name}: {character} is not Unicode text") from None
 
 
-def without_line_breaks(text: str) -> str:
+def remove_line_breaks(text: str) -> str:
     """Replace each run of line breaks by a space, so that one input line gives one output line."""
     return re.sub(r"[\r\n]+", " ", text)

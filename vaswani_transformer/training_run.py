@@ -33,10 +33,10 @@ def read_run(run: Path) -> dict[str, Any]:
 def checkpoints(root: Path) -> list[Path]:
     """Return the checkpoints in root, newest first."""
     found = [path for path in root.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
-    return sorted(found, key=step_of, reverse=True)
+    return sorted(found, key=parse_step, reverse=True)
 
 
-def step_of(checkpoint: Path) -> int:
+def parse_step(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
 
@@ -82,7 +82,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def curves_of(metrics: Path) -> dict[str, dict[int, float]]:
+def read_curves(metrics: Path) -> dict[str, dict[int, float]]:
     """Read the curves of a run from its metrics.jsonl: {"loss": {step: value}, ...} with the names of `CURVES`.
 
     The last record counts for a step that was repeated after an interruption.

@@ -9,7 +9,6 @@ quantize.py         quantize weights and activations to int8
 tokenizer/          model_text.onnx, with the tokenizer inside
 verify.py           compare the single graph with torch; verify_split.py compares the split layout
 verify_text.py      time real sentences, and compare model_text.onnx with the tokenizers library
-session.py          run exported files
 readme.py           write the README.md of an export
 
 graph_builder.py builds graphs; rewrite.py visits and simplifies them.

@@ -1,6 +1,7 @@
 """Compare the single graph with torch: translations and scores must agree, otherwise the export fails."""
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -15,8 +16,7 @@ from vaswani_transformer.errors import ProofError
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE, gnmt_length_penalty
 from vaswani_transformer.onnx_translator import graph_inputs
 from vaswani_transformer.search_vaswani_transformer import SearchSettings
-
-from .session import open_session, pad_batch, run
+from vaswani_transformer.translator import pad_rows
 
 # The largest difference of a score from torch's for the same tokens. fp32: the same sums in another order, see
 # `score_difference`. Other precisions: the average per token; users must measure the effect on BLEU.
@@ -185,6 +185,27 @@ def cross_attentions(model: Model, batch: dict[str, Tensor], tokens: Tensor) -> 
     with using_eager_attention(model):
         output = model(**batch, decoder_input_ids=tokens, use_cache=False, output_attentions=True)
     return [weights.float().numpy() for weights in output.cross_attentions]
+
+
+def open_session(path: Path) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # no warnings about inputs with defaults
+    options.intra_op_num_threads = torch.get_num_threads()
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def run(session: Any, batch: Mapping[str, Tensor], search: SearchSettings) -> tuple[np.ndarray, np.ndarray]:
+    """Return sequences and scores."""
+    inputs = {name: tensor.numpy() for name, tensor in batch.items()}
+    return session.run(["sequences", "scores"], inputs | graph_inputs(search))
+
+
+def pad_batch(sentences: Sequence[list[int]], pad: int) -> dict[str, Tensor]:
+    """Return input_ids and attention_mask, (batch, longest)."""
+    ids, mask = map(torch.tensor, pad_rows(sentences, pad))
+    return {"input_ids": ids, "attention_mask": mask}
 
 
 def random_batch(model: Model, seed: int, sentences: int, longest: int) -> dict[str, Tensor]:

@@ -9,9 +9,8 @@ import torch
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 
-from .session import open_session
 from .split import FILES
-from .verify import ATTENTION_TOLERANCES, TOLERANCES, cross_attentions, raise_if_wrong, random_batch
+from .verify import ATTENTION_TOLERANCES, TOLERANCES, cross_attentions, open_session, raise_if_wrong, random_batch
 
 TARGET_LENGTH = 6  # tokens
 Arrays = dict[str, np.ndarray]

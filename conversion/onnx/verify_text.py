@@ -14,9 +14,19 @@ from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE
 from vaswani_transformer.onnx_translator import graph_inputs
 from vaswani_transformer.search_vaswani_transformer import SearchSettings
 
-from .session import open_session, pad_batch, run
 from .tokenizer import FIXED_INPUT
-from .verify import BATCH, EQUALLY_GOOD, compare, raise_if_wrong, same_tokens, score_difference, translate
+from .verify import (
+    BATCH,
+    EQUALLY_GOOD,
+    compare,
+    open_session,
+    pad_batch,
+    raise_if_wrong,
+    run,
+    same_tokens,
+    score_difference,
+    translate,
+)
 
 # Texts for which tokenizers often differ.
 EDGE_CASES = [

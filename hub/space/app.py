@@ -19,7 +19,7 @@ from typing import Any
 import gradio as gr  # pyright: ignore[reportMissingImports]  (installed only in the Space's own environment)
 import numpy as np
 import torch
-from attention import KINDS, Attention, attention_of
+from attention import KINDS, Attention, compute_attention
 from equation import equation
 from heat_map import MEAN, heat_map
 from huggingface_hub import ModelCard, constants
@@ -191,7 +191,7 @@ def on_sentence(sentences: list[Hypotheses], number: int, kind: str, layer: int,
 
 
 def on_choose(sentences: list[Hypotheses], number: int, choice: int, kind: str, layer: int, head: int | str):
-    attention = attention_of(translator, sentences[number].source, sentences[number].targets[choice])
+    attention = compute_attention(translator, sentences[number].source, sentences[number].targets[choice])
     return attention, heat_map(attention, kind, layer, head)
 
 
@@ -239,7 +239,7 @@ def page() -> gr.Blocks:
     # Translate once before the page opens, so that it is not empty and the first visitor does not wait for torch.
     examples = card_examples()
     first = translate(examples[0])
-    first_attention = attention_of(translator, first[0].source, first[0].targets[0])
+    first_attention = compute_attention(translator, first[0].source, first[0].targets[0])
     kinds = list(KINDS)
     layers, heads = layers_and_heads(kinds[0])
     with gr.Blocks(title="Attention at work", analytics_enabled=False, fill_width=True) as blocks:

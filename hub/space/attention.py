@@ -38,7 +38,7 @@ class Attention:
 
 
 @torch.inference_mode()
-def attention_of(translator: Any, source_ids: torch.Tensor, target_ids: list[int]) -> Attention:
+def compute_attention(translator: Any, source_ids: torch.Tensor, target_ids: list[int]) -> Attention:
     """Return the attention of a translation, from one pass over all its tokens.
 
     translator: the model's pipeline.  source_ids: (1, source).  target_ids: the tokens of the translation, with </s>

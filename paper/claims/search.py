@@ -5,7 +5,7 @@ from typing import Any
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.significance import PairedTest
 
-from training.checkpoints import regular_checkpoints_of
+from training.checkpoints import list_regular_checkpoints
 from training.final_model import average_weights
 from vaswani_transformer import TorchTranslator
 from vaswani_transformer.errors import InputError
@@ -82,7 +82,7 @@ def compare_bleu(systems: dict[str, list[str]], references: list[str]) -> dict[s
 
 def measure_averaging(setting: Setting) -> Measurements:
     """Return BLEU of the last checkpoint and of the average, and the mean difference of their losses per sentence."""
-    folders = regular_checkpoints_of(setting.run)[:5][::-1]
+    folders = list_regular_checkpoints(setting.run)[:5][::-1]
     if len(folders) < 2:
         raise InputError(f"--run {setting.run} has {len(folders)} checkpoints; averaging needs at least 2")
     nats: dict[str, list[float]] = {}

@@ -9,7 +9,7 @@ from training.evaluate import EvaluationText
 from training.parallel_text import open_texts
 from training.recipe import Recipe, load_recipe
 from training.scores import corpus_bleu
-from vaswani_transformer.lines import without_line_breaks
+from vaswani_transformer.lines import remove_line_breaks
 
 from ..fit_model import check_lstm_recipe, train_lstm
 from ..plots import make_panels, plot_intervals, plot_means, set_log_x
@@ -56,7 +56,7 @@ def write_first_pairs(setting: Setting, count: int) -> tuple[int, Path]:
     development = list(zip(setting.development.sources, setting.development.references, strict=True))
     for name, text in (("train", chosen), ("val", development)):
         for side, language in enumerate(recipe.languages):
-            lines = "".join(f"{without_line_breaks(pair[side])}\n" for pair in text)
+            lines = "".join(f"{remove_line_breaks(pair[side])}\n" for pair in text)
             (folder / f"{name}.{language}").write_text(lines, encoding="utf-8")
     return len(chosen), folder
 

@@ -12,7 +12,7 @@ from training.train import train
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
-from vaswani_transformer.training_run import curves_of
+from vaswani_transformer.training_run import read_curves
 
 from ..plots import make_panels, plot_curves, plot_intervals
 from ..table3 import RECIPE, compare_with_base
@@ -42,14 +42,14 @@ def measure_warm_up(setting: Setting) -> Measurements:
 def measure_losses(recipe: Recipe) -> Measurements:
     """Train a model and return its final validation loss and its training loss curve."""
     train(recipe)
-    curves = read_curves(recipe)
+    curves = read_losses(recipe)
     last = curves["validation_loss"][max(curves["validation_loss"])]
     return {"validation_loss": last, "losses": list(curves["loss"].items())}
 
 
-def read_curves(recipe: Recipe) -> dict[str, dict[int, float]]:
+def read_losses(recipe: Recipe) -> dict[str, dict[int, float]]:
     """Return the curves of a trained model, {"loss": {step: loss}, "validation_loss": ...}."""
-    return curves_of(Path(recipe.output_dir) / "metrics.jsonl")
+    return read_curves(Path(recipe.output_dir) / "metrics.jsonl")
 
 
 def keep_first_losses(measurements: Measurements) -> Measurements:
@@ -91,7 +91,7 @@ def measure_change(text: EvaluationText, change: Change | None, recipe: Recipe) 
     """Train a model and return its nats per token and its training loss curve."""
     translator = train_and_load(recipe, change)
     nats = nats_per_token(translator, text.sources, text.references)
-    return {"nats_per_token": nats, "losses": list(read_curves(recipe)["loss"].items())}
+    return {"nats_per_token": nats, "losses": list(read_losses(recipe)["loss"].items())}
 
 
 def remove_factor(model: nn.Module) -> None:
