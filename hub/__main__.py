@@ -173,7 +173,7 @@ def repository_files(
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    files, translator = contents.model_files(folder, onnx)
+    files, translator = contents.collect_model_files(folder, onnx)
     provenance = Provenance(folder, translator.model.num_parameters(), list(map(Path, results)), stated)
     example = example or card.default_example(provenance)
     if pictures and example is not None:

@@ -25,6 +25,7 @@ from peft import (
 from saved_model import ENGLISH, GERMAN, change_json, trained_model, trained_tokenizer, untrained_model
 from torch import Tensor
 
+from hub.contents import collect_model_files
 from vaswani_transformer import TorchTranslator, Translator, VaswaniTransformerForConditionalGeneration, cli
 from vaswani_transformer.attention_maps import attention_maps
 from vaswani_transformer.errors import InputError
