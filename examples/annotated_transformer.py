@@ -12,7 +12,7 @@ import random
 import torch
 
 from vaswani_transformer import (
-    Translator,
+    TorchTranslator,
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
     gnmt_length_penalty,
@@ -218,7 +218,7 @@ for step in range(1, 601):
 # the score of a finished hypothesis is its log-probability divided by ((5 + length) / 6)^0.6.
 
 # %%
-translator = Translator(model.eval(), tokenizer)
+translator = TorchTranslator(model.eval(), tokenizer)
 print([round(float(gnmt_length_penalty(length, 0.6)), 2) for length in (1, 7, 20)])
 for hypothesis in translator.translate(in_words(test[0]), num_return_sequences=4)[0]:
     print(f"{hypothesis.score:7.3f} {hypothesis.text}")

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from saved_model import ENGLISH, VOCABULARY, change_json, trained_model, trained_tokenizer
 
-from vaswani_transformer import SearchSettings, Translator
+from vaswani_transformer import SearchSettings, TorchTranslator, Translator
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.loading import load_model, load_tokenizer
 from vaswani_transformer.model_folder import find_folder
@@ -158,6 +158,9 @@ def test_a_tokenizer_of_another_model_is_refused(folder):
     for token in ("<unk>", None, "<other>"):
         change_json(folder / "tokenizer_config.json", eos_token=token)
         assert "eos_token" in refusal(folder)
+    change_json(folder / "tokenizer_config.json", eos_token="</s>")
+    change_json(folder / "tokenizer.json", post_processor=None)
+    assert "does not end a sentence with token 2" in refusal(folder)
     content = json.loads((folder / "tokenizer.json").read_text())["model"]
     change_json(folder / "tokenizer.json", model=content | {"vocab": content["vocab"] | {"new": VOCABULARY}})
     assert f"ids up to {VOCABULARY}, but config.json has vocab_size {VOCABULARY}" in refusal(folder)
@@ -180,6 +183,13 @@ def test_settings_that_only_generate_supports_are_refused(folder, field, value):
     found = f"generation_config.json: {field} is " + ("" if isinstance(value, dict) else str(value))
     assert found in refusal(folder, InputError)
     load_model(folder, device="cpu")  # for generate()
+
+
+def test_a_model_in_memory_is_refused_settings_that_only_generate_supports(folder):
+    change_json(folder / "generation_config.json", no_repeat_ngram_size=3)
+    model = load_model(folder, device="cpu")
+    with pytest.raises(InputError, match="no_repeat_ngram_size is 3, which generate"):
+        TorchTranslator(model, trained_tokenizer())
 
 
 def test_neutral_settings_are_accepted(folder):

@@ -31,6 +31,7 @@ from vaswani_transformer.tokenization import train_tokenizer
 
 has_cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 without_cuda = pytest.mark.skipif(has_cuda, reason="this machine has CUDA")
+ROOT = Path(__file__).parents[1]
 SENTENCES = [*ENGLISH, *GERMAN, "", " ", "a", "</s> <pad>", "日本語 🙂", " ".join(ENGLISH * 4)]
 
 
@@ -119,6 +120,29 @@ def test_translating_needs_neither_torch_nor_transformers_nor_telemetry(folder: 
     done = subprocess.run(words, input=str(folder), env=environment, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "['Das Haus ist klein.']\n"), done.stderr
     assert list(tmp_path.rglob("*onnxruntime*")) == []
+
+
+def test_an_export_sends_no_telemetry(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"}
+    command = [sys.executable, "-m", "vaswani_transformer", "export", "onnx", "model", "out"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment | {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 2, "the folder is empty, which is noticed after ONNX Runtime's import"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("first", ["transformers", "vaswani_transformer"])
+def test_the_package_imports_beside_transformers_without_torch(folder: Path, first: str) -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        f"import {first}, transformers, vaswani_transformer\n"
+        "translator = vaswani_transformer.Translator.from_pretrained(sys.stdin.read(), backend='onnx')\n"
+        "print(translator.translate('The house is small.'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=str(folder), capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, done.stdout) == (0, "['Das Haus ist klein.']\n"), done.stderr
 
 
 @pytest.mark.parametrize(

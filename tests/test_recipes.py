@@ -79,6 +79,8 @@ def test_the_recipe_sets_the_number_of_processes(tmp_path):
     words = ["--config", str(tmp_path / "two.yaml"), "--seed", "3"]
     assert read_processes(words) == 2 and read_processes([*words, "--processes=3"]) == 3
     assert read_processes(["--config", "demo"]) is None
+    # Other keys are checked with the recipe that is chosen later, not with the defaults.
+    assert read_processes(["--data", "mytext", "--tokens_per_step", "2000"]) is None
 
 
 @pytest.mark.parametrize(
@@ -185,7 +187,8 @@ def test_the_number_of_pairs_chooses_a_recipe_that_keeps_case_and_the_papers_len
     assert (recipe.lowercase, recipe.length_penalty, recipe.warmup_steps) == (False, 0.6, 77)
     assert recipe.model == load_recipe(name).model | {"dropout": 0.25}
     said = capsys.readouterr().err
-    assert said.startswith(f"{pairs:,} pairs: recipe {name}, max_steps {recipe.max_steps:,}, vocab_size ")
+    assert said.startswith(f"{pairs:,} pairs: recipe {name} (for ")
+    assert f"), max_steps {recipe.max_steps:,}, vocab_size " in said
     assert said.count("\n") == 1 and "choose another with --config NAME" in said
 
 
@@ -199,6 +202,13 @@ def test_a_given_preset_or_recipe_is_not_replaced(tmp_path):
         InputError, match="dataset owner/name is on the Hub, .*; name a recipe with --config: tiny, small"
     ):
         read_command(None, ["--dataset", "owner/name"])
+
+
+def test_given_steps_shorten_the_warm_up(tmp_path):
+    write_lines(tmp_path / "train.en", ["a"])
+    write_lines(tmp_path / "train.de", ["b"])
+    recipe = read_command(None, ["--data", str(tmp_path), "--max_steps", "100"])
+    assert (recipe.max_steps, recipe.warmup_steps) == (100, 25)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=[size.recipe for size in SIZES])

@@ -20,7 +20,7 @@ from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["training.train", "training.__main__", "training.translate", "training_child", "torch.profiler"]
+    ["training.train", "training.__main__", "training_child", "torch.profiler"]
     + ["matplotlib.backends.backend_agg", "matplotlib.figure", "typer.testing"]
 )
 

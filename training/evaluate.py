@@ -113,7 +113,7 @@ def read_text(
 def read_recipe_text(recipe: "Recipe") -> EvaluationText:
     """Return the sentences of a recipe's `test` corpora, or of its validation text if it names no test corpus.
 
-    The validation text is what training validates with, also if that is a part of the training text.
+    The validation text is the text that training validates on, including pairs held out of the training text.
     """
     from . import demo_corpus
     from .parallel_text import holds_out_validation, open_texts, open_training_and_validation, read_sentences

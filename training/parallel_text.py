@@ -349,7 +349,8 @@ def _ends_with(suffix: str) -> Callable[[TextSettings, str], bool]:
     return lambda _, name: name.removesuffix(".gz").endswith(suffix)
 
 
-# The first format that fits opens a corpus. To add one, write a function that returns a ParallelText, and a row here.
+# The first format that fits opens a corpus. To add one, write a function that returns a ParallelText, and a row above
+# the last, which fits every name.
 FORMATS: dict[str, Format] = {
     "a split of `dataset`": Format(lambda settings, _: settings.dataset is not None, open_dataset),
     "a split of the demo's corpus": Format(lambda settings, _: settings.data == EMBEDDED, open_embedded),
@@ -357,4 +358,4 @@ FORMATS: dict[str, Format] = {
     "NAME.jsonl": Format(_ends_with(".jsonl"), open_jsonl),
     "NAME for the files NAME.en and NAME.de, or 'a.txt,b.txt'": Format(lambda *_: True, open_two_files),
 }
-FILE_FORMATS = f"{', '.join(list(FORMATS)[2:])}, each also as .gz"  # in error messages
+FILE_FORMATS = f"{', '.join(name for name in FORMATS if 'NAME' in name)}, each also as .gz"  # in error messages

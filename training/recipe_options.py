@@ -25,7 +25,7 @@ class Size(NamedTuple):
 
     recipe: str
     most_pairs: float
-    written_for: int  # the pairs for which its number of steps is
+    written_for: int  # number of pairs that its `max_steps` is meant for
 
 
 # Where one recipe ends and the next begins is our judgement: Wu et al. 2021 and fairseq chose the sizes of `tiny` and
@@ -62,18 +62,20 @@ def choose_recipe(options: dict[str, str | None]) -> Recipe:
     pairs = count_pairs(open_texts(text, text.train))
     size = next(size for size in SIZES if pairs <= size.most_pairs)
     given = {key.replace("-", "_") for key in options}
-    chosen = {key: value for key, value in scale(size, pairs).items() if key not in given}
+    steps = load_recipe(size.recipe, options).max_steps if "max_steps" in given else None
+    chosen = {key: value for key, value in scale(size, pairs, steps).items() if key not in given}
     if os.environ.get("RANK", "0") == "0":  # one of several processes speaks
         values = "".join(f", {key} {value:,}" for key, value in chosen.items())
+        range_of_size = f"up to {size.most_pairs:,.0f}" if math.isfinite(size.most_pairs) else "more than 10,000,000"
         print_error(
-            f"{pairs:,} pairs: recipe {size.recipe}{values}; choose another with --config NAME (`vaswani-transformer "
-            "recipes` lists them), or set single keys"
+            f"{pairs:,} pairs: recipe {size.recipe} (for {range_of_size}){values}; choose another with --config NAME "
+            "(`vaswani-transformer recipes` lists them), or set single keys"
         )
     return load_recipe(size.recipe, {key: str(value) for key, value in chosen.items()} | options)
 
 
-def scale(size: Size, pairs: int) -> dict[str, float]:
-    """Return the keys of a size's recipe that depend on the number of pairs.
+def scale(size: Size, pairs: int, steps: int | None = None) -> dict[str, float]:
+    """Return the keys of a size's recipe that depend on the number of pairs. steps: None to choose their number, too
 
     The number of epochs stays the same, between a third of the recipe's steps and twice as many. The warm-up takes a
     quarter of the steps at most; the learning rate then rises as fast as in the recipe, to a lower peak. (When it rose
@@ -82,8 +84,9 @@ def scale(size: Size, pairs: int) -> dict[str, float]:
     """
     recipe = load_recipe(size.recipe)
     assert recipe.max_steps is not None
-    steps = 100 * round(recipe.max_steps * min(2, max(1 / 3, pairs / size.written_for)) / 100)
-    warmup_steps = min(recipe.warmup_steps, steps // 4)
+    if steps is None:
+        steps = 100 * round(recipe.max_steps * min(2, max(1 / 3, pairs / size.written_for)) / 100)
+    warmup_steps = min(recipe.warmup_steps, max(1, steps // 4))
     vocab_size = min(recipe.vocab_size, max(1000, pairs // 3))
     keys: dict[str, float] = {"max_steps": steps, "warmup_steps": warmup_steps, "vocab_size": vocab_size}
     if recipe.learning_rate is not None:  # the paper's formula depends on the warm-up itself
@@ -112,6 +115,7 @@ def parse_options(words: list[str]) -> dict[str, str | None]:
 
 
 def read_processes(words: list[str]) -> int | None:
-    """Return the number of processes that a command line asks for, for a launcher."""
+    """Return the number of processes that a command line asks for, for a launcher. Other keys are checked later."""
     options = parse_options(words)
-    return load_recipe(options.pop("config", None), options).processes
+    config = options.pop("config", None)
+    return load_recipe(config, {key: text for key, text in options.items() if key == "processes"}).processes

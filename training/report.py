@@ -20,7 +20,7 @@ from vaswani_transformer.exit import print_error
 from vaswani_transformer.training_run import METRICS
 
 # Names of the share of a device's peak in metrics.jsonl (see metrics.peak_flop_rate) and on the screen.
-SHARES = {"mfu": "MFU", "product_share": "of the product rate"}
+SHARES = {"mfu": "MFU", "product_share": "of the measured matmul speed"}
 
 
 class MetricsFile:

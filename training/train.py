@@ -36,8 +36,8 @@ def train(recipe: Recipe, change: Callable[[Any], None] | None = None) -> None:
     """Train a model in recipe.output_dir, or resume the run there.
 
     Leaves a model folder: config.json, model.safetensors, tokenizer.json, generation_config.json.
-    change: changes the computation of the new model in place, but no parameter. Neither the run nor the model folder
-        records it: make the same change to resume the run, and after loading the model.
+    change: a function that changes what the model computes, in place, and adds no parameter. Neither the run nor the
+        model folder records the change, so make it again when you resume the run and after you load the model.
     """
     began, settings, record = time.perf_counter(), recipe.settings(), describe_run(recipe)
     output = Path(settings.run.output_dir)

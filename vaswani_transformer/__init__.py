@@ -16,7 +16,7 @@ translator.py                     texts -> sentences (sentences_...) -> batches 
 pipeline_...                      `pipeline("translation")`
 tokenization.py                   trains a tokenizer
 model_folder.py, loading.py       read and check a model folder; atomic.py writes files and folders
-cli.py                            the commands; translate_file.py, programs.py, doctor.py, tried_versions.py
+cli.py, options.py                the commands; translate_file.py, programs.py, doctor.py, tried_versions.py
 errors.py, exit.py, lines.py      errors and exit codes; text files and pipes
 registration.py                   the model's entries in transformers' Auto classes
 attention_maps.py, pictures.py    figures

@@ -174,8 +174,10 @@ def translate(
     extra_length: Annotated[
         int | None, typer.Option(help="Tokens that a translation may have beyond its source; default: the model's.")
     ] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Or the most tokens of every translation.")] = None,
-    min_new_tokens: Annotated[int | None, typer.Option(help="Fewest tokens of a translation.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Maximum tokens of every translation; replaces --extra-length.")
+    ] = None,
+    min_new_tokens: Annotated[int | None, typer.Option(help="Minimum tokens of a translation.")] = None,
     num_return_sequences: Annotated[
         int,
         typer.Option(

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
@@ -169,14 +170,21 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Load the tokenizer of a folder. With a config, check that its ids fit the model's vocabulary.
 
-    The class of transformers gets the tokenizer that was checked, and reads no file itself.
-
     target: whether the folder holds the decoder's tokenizer, whose ids are compared with decoder_vocab_size
     Raises BrokenFileError naming tokenizer.json or tokenizer_config.json, and InputError, see `read_tokenizer`.
     """
-    folder = Path(folder)
     size_field = "decoder_vocab_size" if target else "vocab_size"
-    tokenizer = read_tokenizer(folder, getattr(config, size_field, None), size_field)
+    tokenizer = read_tokenizer(Path(folder), getattr(config, size_field, None), size_field)
+    return wrap_tokenizer(tokenizer, Path(folder), config)
+
+
+def wrap_tokenizer(
+    tokenizer: Tokenizer, folder: Path, config: VaswaniTransformerConfig | None = None
+) -> PreTrainedTokenizerFast:
+    """Return a tokenizer that was read from a folder in the class of transformers, which then reads no file itself.
+
+    Raises BrokenFileError if tokenizer_config.json does not fit the tokenizer or the config.
+    """
     path, settings = folder / "tokenizer_config.json", read_tokenizer_settings(folder)
     for name in SPECIAL_TOKENS:
         if name in settings and tokenizer.token_to_id(settings[name]) is None:

@@ -1,7 +1,7 @@
 """A model folder: the names of its files, and what torch and ONNX Runtime read of them alike.
 
-Everything here needs neither torch nor transformers. `loading.py` and `onnx_translator.py` add the weights. What is
-checked here is what they use: they do not read a file again, and transformers and PEFT read none of them.
+Everything here needs neither torch nor transformers. `loading.py` and `onnx_translator.py` add the weights, and use the
+settings and tokenizers that were read and checked here; transformers and PEFT read none of the files themselves.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .atomic import atomic_file
 from .errors import BrokenFileError, InputError, UnavailableError, one_line
-from .search_vaswani_transformer import ONLY_IN_GENERATE, SearchSettings
+from .search_vaswani_transformer import SearchSettings, refuse_settings_of_generate
 from .sentences_vaswani_transformer import TARGET_TOKENIZER
 
 if TYPE_CHECKING:  # imported where it is used, so that --help is fast
@@ -78,13 +78,10 @@ class ModelFolder:
                     f"{file}: {field} is {value}, but {known} in config.json: generate() reads the first value, "
                     "Translator and ONNX the second; set both to the same value"
                 )
-        for name, neutral in ONLY_IN_GENERATE.items():
-            value = given.get(name)
-            if value is not None and value != neutral:
-                raise InputError(
-                    f"{file}: {name} is {value!r}, which generate() applies and Translator and ONNX do not; "
-                    f"set it to {json.dumps(neutral)}, or call generate()"
-                )
+        try:
+            refuse_settings_of_generate(given)
+        except ValueError as error:
+            raise InputError(f"{file}: {error}") from None
         try:
             return SearchSettings.from_generation_config(given) if given else SearchSettings()
         except (ValueError, TypeError) as error:
@@ -213,7 +210,7 @@ def check_graph(graph: Path) -> None:
     """Raise BrokenFileError if an ONNX file is not the one that the export recorded."""
     record = graph.with_name(EXPORT_RECORD)
     exported = read_json_object(record, "graphs").get("graphs", {}) if record.is_file() else {}
-    if exported.get(graph.name, file_sha256(graph)) != file_sha256(graph):
+    if graph.name in exported and exported[graph.name] != file_sha256(graph):
         raise BrokenFileError(
             f"{graph} is not the graph that was exported with {record} (another sha256); export the model again, or "
             f"remove {EXPORT_RECORD} if the change was intended"

@@ -22,7 +22,7 @@ from .translator import Hypothesis, Translator, pad_rows
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # ONNX Runtime 1.31 collects and sends usage data by default
 
 PRECISIONS = ("fp16", "int8", "int8-weights")
-# The values of the graph's input max_new_tokens for SearchSettings.max_new_tokens None.
+# The graph's value of max_new_tokens where the setting is None.
 NO_COMMON_LIMIT = 0
 
 

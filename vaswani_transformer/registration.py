@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from types import ModuleType
 
 # Registering imports these modules; it waits until none of them is half imported.
@@ -52,7 +53,12 @@ def register_once_imported() -> None:
 
 
 def register() -> None:
-    """Register the model with AutoConfig, AutoModel, AutoModelForSeq2SeqLM and `pipeline("translation")`."""
+    """Register the model with AutoConfig, AutoModel, AutoModelForSeq2SeqLM and `pipeline("translation")`.
+
+    Does nothing without torch: transformers then has no models either.
+    """
+    if find_spec("torch") is None:
+        return
     from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
     from .configuration_vaswani_transformer import VaswaniTransformerConfig

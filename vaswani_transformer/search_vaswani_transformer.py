@@ -60,7 +60,7 @@ class SearchSettings:
     early_stopping: bool | int | str = "never"  # when a sentence is done, see `lookahead`
     num_return_sequences: int = 1  # translations of a sentence, best first; a smaller number may end the search sooner
     extra_length: int = 50  # tokens that an output may have beyond those of its source (tensor2tensor: extra_length)
-    max_new_tokens: int | None = None  # or the most tokens of every output, </s> included
+    max_new_tokens: int | None = None  # if set, the limit of every output, </s> included; replaces extra_length
     min_new_tokens: int = 0  # tokens before </s>
 
     def __post_init__(self):
@@ -114,6 +114,17 @@ class SearchSettings:
         if not {"extra_length", "max_new_tokens"} & given.keys() and config.get("max_length") is not None:
             given["max_new_tokens"] = config["max_length"] - 1  # without the start token
         return cls(**{"num_beams": 1, "length_penalty": 1.0, "early_stopping": False} | given)
+
+
+def refuse_settings_of_generate(config: Mapping[str, Any]) -> None:
+    """Raise `ValueError` if the content of generation_config.json has a setting that only `generate()` applies."""
+    for name, neutral in ONLY_IN_GENERATE.items():
+        value = config.get(name)
+        if value is not None and value != neutral:
+            raise ValueError(
+                f"{name} is {value!r}, which generate() applies and Translator and ONNX do not; set it to "
+                f"{neutral!r}, or call generate()"
+            )
 
 
 def check_number(name: str, value: SupportsIndex, least: int, most: int, meaning: str = "") -> int:

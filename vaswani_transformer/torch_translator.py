@@ -15,10 +15,10 @@ from transformers import PreTrainedTokenizerFast
 
 from .beam_search import beam_search
 from .errors import InputError, as_input_errors
-from .loading import load_model, load_tokenizer
+from .loading import load_model, wrap_tokenizer
 from .model_folder import ModelFolder, find_folder
 from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from .search_vaswani_transformer import SearchSettings, check_number
+from .search_vaswani_transformer import SearchSettings, check_number, refuse_settings_of_generate
 from .sentences_vaswani_transformer import TARGET_TOKENIZER
 from .translator import LARGEST_COUNT, Hypothesis, Translator, as_texts, batches_by_length, pad_rows, show_progress
 
@@ -71,6 +71,7 @@ class TorchTranslator(Translator):
         self.model, self.tokenizer, self.target_tokenizer = model, tokenizer, target_tokenizer or tokenizer
         settings = model.generation_config.to_dict()
         with as_input_errors():
+            refuse_settings_of_generate(settings)
             self.search = SearchSettings.from_generation_config(settings)
         self.trained_length = settings.get("max_source_length")
         self.positions, self.pad = model.config.learned_positions, cast(int, model.config.pad_token_id)
@@ -95,8 +96,12 @@ class TorchTranslator(Translator):
         folder = ModelFolder(find_folder(folder_or_repo, revision, local_files_only))
         search, second = folder.search, folder.path / TARGET_TOKENIZER
         model = load_model(folder, device, dtype)
-        target = load_tokenizer(second, model.config, target=True) if folder.has_target_tokenizer else None
-        translator = cls(model, load_tokenizer(folder.path, model.config), target)
+        target, source = folder.target_tokenizer, folder.tokenizer
+        translator = cls(
+            model,
+            wrap_tokenizer(source, folder.path, model.config),
+            None if target is source else wrap_tokenizer(target, second, model.config),
+        )
         translator.folder, translator.search = folder.path, search
         return translator
 

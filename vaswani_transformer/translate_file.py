@@ -14,8 +14,7 @@ from typing import Any
 from .atomic import atomic_file
 from .errors import BrokenFileError, InputError
 from .lines import open_output, read_lines
-from .model_folder import files_sha256, read_json_object, write_json
-from .sentences_vaswani_transformer import TARGET_TOKENIZER
+from .model_folder import MODEL_FILES, files_sha256, read_json_object, write_json
 
 ABOUT = "about.json"  # what the parts are a translation of
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -86,5 +85,5 @@ def join_parts(parts: dict[Path, int], folder: Path, output: Path) -> None:
 
 def model_sha256(folder: Path) -> str:
     """Return a hash of the files that determine a model's translations: weights, settings, tokenizers."""
-    patterns = ("*.safetensors", "*.onnx*", "*config.json", "*tokenizer.json", f"{TARGET_TOKENIZER}/*.json")
-    return files_sha256(*sorted(path for pattern in patterns for path in folder.glob(pattern)))
+    patterns = (*MODEL_FILES, "*.onnx*")
+    return files_sha256(*sorted({path for pattern in patterns for path in folder.glob(pattern)}))

@@ -13,3 +13,7 @@ readme.py           write the README.md of an export
 
 graph_builder.py builds graphs; rewrite.py visits and simplifies them.
 """
+
+import os
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # see vaswani_transformer/onnx_translator.py
