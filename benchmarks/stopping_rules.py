@@ -42,10 +42,10 @@ def compare(
     translator = TorchTranslator.from_pretrained(model, device="cpu")
     step, steps = beam_search.step, 0
 
-    def counted_step(decoder, memory, batch_constants, constants, state, *settings):
+    def counted_step(decoder, memory, constants, state, *settings):
         nonlocal steps
         steps += int((~state.done).sum())
-        return step(decoder, memory, batch_constants, constants, state, *settings)
+        return step(decoder, memory, constants, state, *settings)
 
     rows: list[Row] = []
     exact = []  # the translations by "never", which comes first

@@ -81,7 +81,7 @@ def test_attention_of_a_full_pass_equals_torch(lively_model: ModelMaker, switche
     settings = SettingTensors(*map(torch.tensor, (0.6, 5, OFFSET, 0, 0)))
     ids, mask = batch["input_ids"], batch["attention_mask"]
     with torch.no_grad():
-        memory, _, constants, _ = start(model, ids, mask, settings, beams=2, longest=ids.shape[1] + OFFSET)
+        memory, constants, _ = start(model, ids, mask, settings, beams=2, longest=ids.shape[1] + OFFSET)
         found = CrossAttentions(model)(memory, constants.positional_encoding, best[:, None]).numpy()
     np.testing.assert_allclose(found, expected_of(model, batch, best.numpy()), atol=1e-5)
 

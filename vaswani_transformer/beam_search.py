@@ -55,16 +55,8 @@ class Memory(NamedTuple):
     limit_penalties: Tensor  # (batch, 1), the length penalty at the limit; infinite for alpha <= 0
 
 
-class BatchConstants(NamedTuple):
-    """Constants expanded to the batch dimension."""
-
-    new_bias: Tensor  # (batch, beams, beams), the bias of the slots that a step adds, one per hypothesis
-    finished_rows: Tensor  # (batch, beams), the rows of `SearchState.tokens` with the finished hypotheses
-    padding: Tensor  # (batch, beams), the padding token
-
-
 class Constants(NamedTuple):
-    """Constants without a batch dimension."""
+    """What is the same for every sentence and step."""
 
     positional_encoding: Tensor  # (length, d_model)
     penalties: Tensor  # (length,), the length penalty by length
@@ -72,6 +64,9 @@ class Constants(NamedTuple):
     suppressed: Tensor  # (V,), EMPTY_SCORE at tokens that are never chosen, 0 elsewhere
     min_finish_log_prob: Tensor  # (length, 2 x beams), by length and rank: above it, a candidate with </s> finishes
     beam_of: Tensor  # (beams x width,), the live hypothesis that each of the best continuations extends
+    new_bias: Tensor  # (beams, beams), the bias of the slots that a step adds, one per hypothesis
+    finished_rows: Tensor  # (beams,), the rows of `SearchState.tokens` with the finished hypotheses
+    padding: Tensor  # (beams,), the padding token
     stops_when_finished: Tensor  # (), whether a sentence is done as soon as enough hypotheses have finished
 
 
@@ -100,7 +95,7 @@ def start(
     beams: int,
     longest: int,
     initial_live: int = 1,
-) -> tuple[Memory, BatchConstants, Constants, SearchState]:
+) -> tuple[Memory, Constants, SearchState]:
     """Encode the sentences and set up the search.
 
     input_ids, attention_mask: (batch, source)
@@ -111,12 +106,7 @@ def start(
     batch, device = input_ids.shape[0], input_ids.device
     memory = encode(model, input_ids, attention_mask, settings)
     constants = search_constants(model, settings, beams, longest)
-    slots, first = torch.arange(beams, device=device), torch.arange(initial_live, device=device)
-    batch_constants = BatchConstants(
-        new_bias=self_only_bias(slots).expand(batch, -1, -1),
-        finished_rows=(slots + beams).expand(batch, -1),
-        padding=torch.full((batch, beams), cast(int, config.pad_token_id), device=device),
-    )
+    first = torch.arange(initial_live, device=device)
     # Any: to the type checker, the layers of a ModuleList are plain modules.
     layers: Any = model.model.decoder.layers
     keys, heads = memory.keys[0], config.decoder_attention_heads
@@ -131,7 +121,7 @@ def start(
         length=torch.zeros(1, dtype=torch.long, device=device),
         done=torch.zeros(batch, 1, dtype=torch.bool, device=device),
     )
-    return memory, batch_constants, constants, state
+    return memory, constants, state
 
 
 def encode(
@@ -174,7 +164,8 @@ def search_constants(
     suppressed = torch.tensor(never_chosen, dtype=torch.long, device=device)
     width = torch.sym_min(2 * beams + len(never_chosen), vocabulary)
     candidates, lengths = torch.arange(2 * beams, device=device), torch.arange(longest + 2, device=device)
-    is_greedy = torch.arange(beams, device=device)[-1] == 0  # beams == 1, as a tensor: `beams` is symbolic in an export
+    slots = torch.arange(beams, device=device)
+    is_greedy = slots[-1] == 0  # beams == 1, as a tensor: `beams` is symbolic in an export
     assumed_growth = torch.where(alpha > 0, lookahead.clamp(min=0), 0)
     # Greedy search keeps only the better of its two candidates.
     may_finish = ((candidates == 0) | ~is_greedy) & (lengths > settings.min_new_tokens)[:, None]
@@ -185,6 +176,9 @@ def search_constants(
         suppressed=torch.zeros(vocabulary, device=device).index_fill(0, suppressed, EMPTY_SCORE),
         min_finish_log_prob=torch.where(may_finish, VALID_ABOVE, math.inf),
         beam_of=torch.arange(beams * width, device=device) // width,
+        new_bias=self_only_bias(slots),
+        finished_rows=slots + beams,
+        padding=torch.full((beams,), cast(int, config.pad_token_id), device=device),
         stops_when_finished=is_greedy | (lookahead < 0),
     )
 
@@ -197,7 +191,6 @@ def count_initial_hypotheses(beams: int, vocabulary: int) -> int:
 def step(
     decoder: CachedDecoder,
     memory: Memory,
-    batch_constants: BatchConstants,
     constants: Constants,
     state: SearchState,
     last_index: Tensor,
@@ -210,7 +203,7 @@ def step(
     logits, keys, values, _ = decoder(
         state.last_tokens, position, state.keys, state.values, state.bias, memory.keys, memory.values, memory.bias
     )
-    beams = batch_constants.padding.shape[1]
+    batch, beams = memory.limits.shape[0], constants.padding.shape[0]
     length = state.length + 1  # of the extended hypotheses, without the start token
     penalty = constants.penalties.index_select(0, length)
 
@@ -232,18 +225,20 @@ def step(
     # `kept` counts first the hypotheses finished so far, then the candidates, as the two concatenations below do.
     kept = torch.cat((kept_live + beams, kept_finished), dim=1)  # (batch, 2 x beams)
     # The row of `tokens` that each new hypothesis extends, and its new token: padding if it finished earlier.
-    parent_rows = torch.cat((batch_constants.finished_rows, backpointers), dim=1).gather(1, kept)
-    new_tokens = torch.cat((batch_constants.padding, tokens), dim=1).gather(1, kept)
+    finished_rows, padding = constants.finished_rows.expand(batch, -1), constants.padding.expand(batch, -1)
+    parent_rows = torch.cat((finished_rows, backpointers), dim=1).gather(1, kept)
+    new_tokens = torch.cat((padding, tokens), dim=1).gather(1, kept)
 
     # Log-probabilities only fall, so the best possible score of a live hypothesis has the largest penalty it can reach.
     best_live = live_log_probs[:, :1]
     bound = best_live / torch.minimum(constants.bound_penalties.index_select(0, length), memory.limit_penalties)
     threshold = torch.where(constants.stops_when_finished, VALID_ABOVE, bound)
+    new_bias = constants.new_bias.expand(batch, -1, -1)
     done = state.done | (finished_scores.index_select(1, last_index) >= threshold)
     return SearchState(
         keys=keys,
         values=values,
-        bias=torch.cat((gather(state.bias, backpointers.gather(1, kept_live)), batch_constants.new_bias), dim=2),
+        bias=torch.cat((gather(state.bias, backpointers.gather(1, kept_live)), new_bias), dim=2),
         tokens=torch.cat((gather(state.tokens, parent_rows), new_tokens[:, :, None]), dim=2),
         last_tokens=new_tokens[:, :beams],
         live_log_probs=torch.where(done, EMPTY_SCORE, live_log_probs),  # a done sentence gets no further candidates
@@ -280,7 +275,7 @@ def beam_search(
     scalar = functools.partial(torch.tensor, device=device)
     awaited = beams if settings.lookahead < 0 else settings.num_return_sequences
     last_index = scalar([awaited - 1])
-    memory, batch_constants, constants, state = start(
+    memory, constants, state = start(
         model,
         input_ids,
         attention_mask,
@@ -300,7 +295,7 @@ def beam_search(
     sequences = torch.full((len(rows), beams, int(memory.limits.max())), pad, device=device)
     scores = torch.full((len(rows), beams), EMPTY_SCORE, device=device)
     while len(rows):
-        state = step(decoder, memory, batch_constants, constants, state, last_index)
+        state = step(decoder, memory, constants, state, last_index)
         at_limit = state.length >= memory.limits
         leaves = (state.done | at_limit)[:, 0]
         # The only GPU-to-host synchronisation in a step.
@@ -314,7 +309,6 @@ def beam_search(
             scores[rows[removed]] = found_scores[removed]
             rows = rows[remaining]
             memory = Memory._make(select_rows(field, remaining) for field in memory)
-            batch_constants = BatchConstants._make(field[: len(rows)] for field in batch_constants)
             state = SearchState._make(
                 field if field is state.length else select_rows(field, remaining) for field in state
             )

@@ -155,7 +155,7 @@ def inner_loop(op: GraphBuilder, graphs: SearchGraphs, current: Values, last_ind
     """Build the inner loop: take steps until sentences are done. Return the new state."""
     body = GraphBuilder("inner.", op)
     inner_names = {name: f"inner.{name}" for name in graphs.state}
-    known = [current[name] for name in (*graphs.memory, *graphs.batch_constants, *graphs.constants)]
+    known = [current[name] for name in (*graphs.memory, *graphs.constants)]
     after = [f"after.{name}" for name in inner_names]
     body.inline(graphs.step, "step.", [*known, *inner_names.values(), last_index], [*after, "condition"])
     variables = {inner_names[name]: current[name] for name in inner_names}
@@ -192,9 +192,7 @@ def drop_done_sentences(op: GraphBuilder, graphs: SearchGraphs, current: Values,
     drop = op.Or(state["done"], op.GreaterOrEqual(length, current["memory_limits"]))
     keep = op.Not(op.Squeeze(drop, [1]))
     after = {name: op.Compress(value, keep, axis=0) for name, value in batched.items()}
-    count = op.Shape(after["rows"])
-    constants = {name: op.Slice(current[name], [0], count, [0]) for name in graphs.batch_constants}
-    return after | constants | {"length": length}
+    return after | {"length": length}
 
 
 def select_best(

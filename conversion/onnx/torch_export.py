@@ -14,7 +14,6 @@ from torch.export import Dim
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.beam_search import (
     MASKED,
-    BatchConstants,
     Constants,
     Memory,
     SearchState,
@@ -43,19 +42,18 @@ VARYING_AXES = {
     "positional_encoding": (0,),
     "suppressed": (),
 }
-Part = Memory | BatchConstants | Constants | SearchState
+Part = Memory | Constants | SearchState
 T = TypeVar("T", bound=Part)
 
 
 class SearchGraphs(NamedTuple):
     """The exported functions, and the names of the tensors that they exchange (see beam_search.py)."""
 
-    start: GraphProto  # outputs: memory, batch_constants, constants and state
+    start: GraphProto  # outputs: memory, constants and state
     step: GraphProto  # inputs: these and last_index; outputs: the new state and whether to take another step
     cross_attentions: GraphProto | None  # inputs: memory, positional encoding and sequences
     types: dict[str, TypeProto]  # types of the tensors named below; sizes change from step to step
     memory: list[str]
-    batch_constants: list[str]
     constants: list[str]
     state: list[str]
 
@@ -88,14 +86,13 @@ class Step(nn.Module):
     def forward(
         self,
         memory: Memory,
-        batch_constants: BatchConstants,
         constants: Constants,
         state: SearchState,
         last_index: Tensor,
     ):
-        after = step(self.decoder, memory, batch_constants, constants, state, last_index)
+        after = step(self.decoder, memory, constants, state, last_index)
         # As in `beam_search`: drop sentences when an eighth of the batch is done or one is at its limit.
-        an_eighth = (batch_constants.padding.shape[0] + 7) // 8
+        an_eighth = (memory.limits.shape[0] + 7) // 8
         return after, (after.done.long().sum() < an_eighth) & (after.length < memory.limits.min())[0]
 
 
@@ -138,11 +135,11 @@ def export_search(model: Model, attention: bool) -> SearchGraphs:
     step_graph = export_module(Step(model), (*examples, last_index), (*axes, {}))
     attention_graph = None
     if attention:
-        memory, _, constants, _ = examples
+        memory, constants, _ = examples
         attention_graph = export_module(
             CrossAttentions(model),
             (memory, constants.positional_encoding, torch.full((EXAMPLE_BATCH, 1, STEPS), 2)),
-            (axes[0], axes[2].positional_encoding, {0: Dim.AUTO, 2: Dim.AUTO}),
+            (axes[0], axes[1].positional_encoding, {0: Dim.AUTO, 2: Dim.AUTO}),
         )
     names = [list_names(part) for part in parts]
     *inputs, _ = step_graph.input  # without last_index
@@ -152,10 +149,10 @@ def export_search(model: Model, attention: bool) -> SearchGraphs:
 
 def make_example_parts(model: Model, start_inputs: tuple[Tensor, ...], last_index: Tensor) -> tuple[Part, ...]:
     """Search for STEPS steps and return the inputs of the next one, with LIVE live hypotheses."""
-    memory, batch_constants, constants, state = Start(model)(*start_inputs)
+    memory, constants, state = Start(model)(*start_inputs)
     take_step = Step(model)
     for _ in range(STEPS):
-        state, _ = take_step(memory, batch_constants, constants, state, last_index)
+        state, _ = take_step(memory, constants, state, last_index)
     # As in the first step, fewer live hypotheses than beams.
     slots = state.keys[0].shape[2]
     state = state._replace(
@@ -163,7 +160,7 @@ def make_example_parts(model: Model, start_inputs: tuple[Tensor, ...], last_inde
         last_tokens=state.last_tokens[:, :LIVE],
         live_log_probs=state.live_log_probs[:, :LIVE],
     )
-    return memory, batch_constants, constants, state
+    return memory, constants, state
 
 
 def map_tensors(part: T, function: Callable[[str, Tensor], Any]) -> T:
