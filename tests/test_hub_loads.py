@@ -150,7 +150,7 @@ def local(folder: Path) -> dict[str, Any]:
     found: Any = translator.translate(TEXTS[0], num_return_sequences=3)[0]
     n_best = [hypothesis.text for hypothesis in found]
     generated = {"generate": best, "uncached": best, "static": best, "greedy": greedy, "greedy uncached": greedy}
-    return {**generated, "pipeline": best, "num_return_sequences": n_best}
+    return {**generated, "pipeline": best, "n_best": n_best}
 
 
 def test_every_way_of_saving_leaves_a_complete_folder(published):
