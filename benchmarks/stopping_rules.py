@@ -52,7 +52,7 @@ def compare(
     for rule in RULES:
         steps = 0
         settings = {"num_beams": beam, "length_penalty": alpha, "early_stopping": rule}
-        search = partial(translator.translate, sources, **settings, split_sentences=False, return_scores=True)
+        search = partial(translator.find_hypotheses, sources, **settings, split_sentences=False)
         with patch.object(beam_search, "step", counted_step):
             seconds, found = timed(search, time.process_time)
         best = [hypotheses[0] for hypotheses in found]

@@ -220,7 +220,7 @@ for step in range(1, 601):
 # %%
 translator = TorchTranslator(model.eval(), tokenizer)
 print([round(float(gnmt_length_penalty(length, 0.6)), 2) for length in (1, 7, 20)])
-for hypothesis in translator.translate(in_words(test[0]), num_return_sequences=4)[0]:
+for hypothesis in translator.find_hypotheses(in_words(test[0]), num_return_sequences=4)[0]:
     print(f"{hypothesis.score:7.3f} {hypothesis.text}")
 
 # %%

@@ -60,7 +60,7 @@ def test_a_damaged_checkpoint_is_moved_aside_and_named(root):
     said = []
     assert checkpoints.newest_intact(root, said.append) == root / "step-20"
     assert "step-30/model.safetensors has 5 bytes; manifest.json lists" in said[0] and "falling back" in said[0]
-    assert names(checkpoints.checkpoints(root)) == ["step-20", "step-10"] and (root / "step-30.broken").is_dir()
+    assert names(checkpoints.list_checkpoints(root)) == ["step-20", "step-10"] and (root / "step-30.broken").is_dir()
     for step in (10, 20):
         (root / f"step-{step}/trainer_state.json").unlink()
     for _ in range(2):  # retrying does not start from step 0
@@ -130,10 +130,10 @@ def test_pruning_keeps_regular_newest_and_best_checkpoints(root):
         checkpoints.save_checkpoint(root, step, write_step(step))
     checkpoints.mark_best(root, 10)
     checkpoints.prune(root, keep=2, every=10)
-    assert names(checkpoints.checkpoints(root)) == ["step-41", "step-40", "step-30", "step-10"]
+    assert names(checkpoints.list_checkpoints(root)) == ["step-41", "step-40", "step-30", "step-10"]
     checkpoints.save_checkpoint(root, 50, write_step(50))
     checkpoints.prune(root, keep=2, every=10)
-    assert names(checkpoints.checkpoints(root)) == ["step-50", "step-40", "step-10"]
+    assert names(checkpoints.list_checkpoints(root)) == ["step-50", "step-40", "step-10"]
 
 
 def test_weights_of_another_model_are_refused(tiny_model, tmp_path):

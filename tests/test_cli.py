@@ -21,6 +21,7 @@ from transformers import AutoTokenizer
 
 from vaswani_transformer import TorchTranslator, Translator, __version__
 from vaswani_transformer.cli import main
+from vaswani_transformer.translator import Hypothesis
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ["-c", "import sys; from vaswani_transformer.cli import main; main()"]
@@ -176,9 +177,12 @@ def test_n_best_and_scores_are_columns(model_folder, source, expected, capfdbina
 
 def test_early_stopping_is_written_as_in_json(model_folder, source, monkeypatch):
     given = []
-    monkeypatch.setattr(
-        Translator, "translate", lambda _, texts, **options: given.append(options["early_stopping"]) or texts
-    )
+
+    def record(translator, texts, **options):
+        given.append(options["early_stopping"])
+        return [[Hypothesis(text, 0.0, [])] for text in texts]
+
+    monkeypatch.setattr(Translator, "find_hypotheses", record)
     for text in ("never", "true", "false", "12"):
         main(["translate", "--model", str(model_folder), "--input", str(source), "--early-stopping", text])
     assert given == ["never", True, False, 12]

@@ -84,8 +84,8 @@ def test_exported_converted_models_translate_as_torch(name: str, tmp_path: Path)
     graphs = Translator.from_pretrained(tmp_path / "onnx", device="cpu", backend="onnx", threads=1)
     words = [token for token in torchs.tokenizer.get_vocab() if token.isalnum()][:8]
     texts = [" ".join(words[:length]) for length in (1, 3, 8)] + ["unheard-of </s>"]
-    found = graphs.translate(texts, num_return_sequences=2, return_scores=True)
-    for ours, theirs in zip(found, torchs.translate(texts, num_return_sequences=2, return_scores=True), strict=True):
+    found = graphs.find_hypotheses(texts, num_return_sequences=2)
+    for ours, theirs in zip(found, torchs.find_hypotheses(texts, num_return_sequences=2), strict=True):
         assert [(h.tokens, h.text) for h in ours] == [(h.tokens, h.text) for h in theirs]
         assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-4)
 

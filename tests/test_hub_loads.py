@@ -147,7 +147,7 @@ def save_in_every_way(folders: dict[str, Path], home: Path) -> dict[str, str]:
 def local(folder: Path) -> dict[str, Any]:
     translator = Translator.from_pretrained(folder, device="cpu")
     best, greedy = translator.translate(TEXTS), translator.translate(TEXTS, num_beams=1)
-    found: Any = translator.translate(TEXTS[0], num_return_sequences=3)[0]
+    found: Any = translator.find_hypotheses(TEXTS[0], num_return_sequences=3)[0]
     n_best = [hypothesis.text for hypothesis in found]
     generated = {"generate": best, "uncached": best, "static": best, "greedy": greedy, "greedy uncached": greedy}
     return {**generated, "pipeline": best, "n_best": n_best}

@@ -72,7 +72,7 @@ def test_batching_does_not_change_translations(translate):
 
 
 def test_n_best_translations_and_scores_equal_the_translator(translate, translator):
-    expected = translator.translate(TEXTS, num_return_sequences=3, length_penalty=1.0)
+    expected = translator.find_hypotheses(TEXTS, num_return_sequences=3, length_penalty=1.0)
     found = translate(TEXTS, num_return_sequences=3, length_penalty=1.0, return_scores=True)
     for translations, hypotheses in zip(found, expected, strict=True):
         assert texts(translations) == [hypothesis.text for hypothesis in hypotheses]
@@ -83,7 +83,7 @@ def test_n_best_translations_and_scores_equal_the_translator(translate, translat
 def test_scores_use_the_length_penalty_of_the_generation_config(translate, translator):
     config = GenerationConfig(length_penalty=2.0)
     (found,) = translate(TEXTS[:1], generation_config=config, return_scores=True)
-    ((expected,),) = translator.translate(TEXTS[:1], length_penalty=2.0, return_scores=True)
+    ((expected,),) = translator.find_hypotheses(TEXTS[:1], length_penalty=2.0)
     assert found["score"] == pytest.approx(expected.score, abs=1e-4)
 
 
@@ -104,7 +104,7 @@ def test_greedy_scores_equal_forced_decoding(translate, translator):
 def test_long_texts_are_translated_like_the_translator(translate, translator):
     asked = {"max_source_length": 20, "num_return_sequences": 2, "batch_size": 3}
     found = translate(LONG, **asked)
-    expected = translator.translate(LONG, max_source_length=20, num_return_sequences=2)[0]
+    expected = translator.find_hypotheses(LONG, max_source_length=20, num_return_sequences=2)[0]
     assert texts(found) == [hypothesis.text for hypothesis in expected]
     found = translate(LONG, return_tensors=True, return_scores=True, **asked)
     scores = [hypothesis.score for hypothesis in expected]

@@ -125,7 +125,7 @@ def test_attention_outputs_do_not_change_translations(exported: Path, folder: Pa
     names = [[value.name for value in onnx.load(path / "model.onnx").graph.output] for path in folders]
     assert names == [["sequences", "scores", "cross_attentions"], ["sequences", "scores"]]
     found, expected = (
-        OnnxTranslator.from_pretrained(path).translate([*ENGLISH, "a"], num_return_sequences=3, return_scores=True)
+        OnnxTranslator.from_pretrained(path).find_hypotheses([*ENGLISH, "a"], num_return_sequences=3)
         for path in folders
     )
     assert found == expected

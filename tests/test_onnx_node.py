@@ -27,7 +27,7 @@ def test_javascript_translates_as_python(model_folder: Path, tmp_path: Path, def
     export_single_folder(model_folder, tmp_path / "onnx", defaults=defaults, text=True)
     found = in_node("translate.mjs", {"texts": SENTENCES, "num_beams": beams}, tmp_path / "onnx")
     translator = OnnxTranslator.from_pretrained(tmp_path / "onnx")
-    expected = translator.translate(SENTENCES, num_beams=beams, return_scores=True)
+    expected = translator.find_hypotheses(SENTENCES, num_beams=beams)
     assert [(row["ids"], row["text"]) for row in found] == [(best.tokens, best.text) for (best,) in expected]
     assert [row["score"] for row in found] == pytest.approx([best.score for (best,) in expected], abs=1e-4)
 

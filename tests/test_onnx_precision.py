@@ -88,9 +88,9 @@ def test_every_matrix_is_stored_once_in_eight_bits(folders: dict[str, Path], pre
 def test_translations_do_not_depend_on_their_batch(folders: dict[str, Path], precision: str) -> None:
     """In int8 each row has its own scale, and sums of integers are exact; padding changes nothing."""
     translator = OnnxTranslator.from_pretrained(folders[precision])
-    together = translator.translate(SENTENCES, num_return_sequences=4, return_scores=True)
+    together = translator.find_hypotheses(SENTENCES, num_return_sequences=4)
     for text, hypotheses in zip(SENTENCES, together, strict=True):
-        (alone,) = translator.translate([text], num_return_sequences=4, return_scores=True)
+        (alone,) = translator.find_hypotheses([text], num_return_sequences=4)
         check_same_hypotheses(alone, hypotheses)
 
 
@@ -169,8 +169,8 @@ def test_float16_has_half_the_bytes_and_float32_scores(model: Path, tmp_path: Pa
         kinds = {name: "LogSoftmax" for node in body.node if node.op_type == "LogSoftmax" for name in node.input}
         casts = [node for node in body.node if node.output[0] in kinds]
         assert all(node.op_type == "Cast" and node.attribute[0].i == TensorProto.FLOAT for node in casts)
-    expected = Translator.from_pretrained(model, device="cpu").translate(ENGLISH, return_scores=True)
-    found = OnnxTranslator.from_pretrained(tmp_path / "fp16").translate(ENGLISH, return_scores=True)
+    expected = Translator.from_pretrained(model, device="cpu").find_hypotheses(ENGLISH)
+    found = OnnxTranslator.from_pretrained(tmp_path / "fp16").find_hypotheses(ENGLISH)
     for ours, theirs in zip(found, expected, strict=True):
         check_same_hypotheses(ours, theirs, tolerance=0.01)
 
@@ -198,9 +198,7 @@ def test_weight_only_int8_computes_in_float32(folders: dict[str, Path], tmp_path
     onnx.save(rounded, tmp_path / "rounded" / "model.onnx")
     (tmp_path / "rounded" / "export.json").unlink()  # which records another graph
     expected, found = (
-        OnnxTranslator.from_pretrained(folder).translate(
-            [*ENGLISH, *GERMAN, "a"], num_return_sequences=4, return_scores=True
-        )
+        OnnxTranslator.from_pretrained(folder).find_hypotheses([*ENGLISH, *GERMAN, "a"], num_return_sequences=4)
         for folder in (tmp_path / "rounded", folders["int8-weights"])
     )
     for ours, theirs in zip(found, expected, strict=True):

@@ -276,7 +276,7 @@ def test_both_files_give_the_same_translations(exported: Path, tmp_path: Path, p
     for beams, alpha in ((1, 0.6), (2, 2.0), (4, 0.6)):
         translations, scores = translated(out, texts, num_beams=beams, length_penalty=alpha)
         settings = {"num_beams": beams, "length_penalty": alpha, "split_sentences": False}
-        rows = reference.translate(texts, return_scores=True, **settings)
+        rows = reference.find_hypotheses(texts, **settings)
         assert translations == [row[0].text for row in rows]
         assert scores == pytest.approx([row[0].score for row in rows], abs=1e-5)
     shortest, _ = translated(out, ENGLISH, max_new_tokens=3)

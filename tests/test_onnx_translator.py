@@ -74,22 +74,22 @@ def test_the_default_search_comes_from_generation_config(folder: Path, tmp_path:
     update(path, {"num_beams": 2, "length_penalty": 2.0})
     translator = Translator.from_pretrained(tmp_path, device="cpu", backend=backend)
     assert translator.search == SearchSettings(2, 2.0)
-    found = translator.translate(SENTENCES, return_scores=True)
-    assert found == translator.translate(SENTENCES, return_scores=True, num_beams=2, length_penalty=2.0)
-    by_the_paper = translator.translate(SENTENCES, return_scores=True, num_beams=4, length_penalty=0.6)
+    found = translator.find_hypotheses(SENTENCES)
+    assert found == translator.find_hypotheses(SENTENCES, num_beams=2, length_penalty=2.0)
+    by_the_paper = translator.find_hypotheses(SENTENCES, num_beams=4, length_penalty=0.6)
     assert found != by_the_paper
     with pytest.raises(InputError, match="num_return_sequences is 3; it must lie between 1 and 2"):
-        translator.translate(SENTENCES, num_return_sequences=3)
+        translator.find_hypotheses(SENTENCES, num_return_sequences=3)
     update(path, {}, without=["num_beams", "length_penalty"])
     assert Translator.from_pretrained(tmp_path, device="cpu", backend=backend).search == SearchSettings(1, 1.0)
     path.unlink()
     translator = Translator.from_pretrained(tmp_path, device="cpu", backend=backend)
-    assert translator.translate(SENTENCES, return_scores=True) == by_the_paper
+    assert translator.find_hypotheses(SENTENCES) == by_the_paper
 
 
 def test_n_best_and_scores_equal_those_of_torch(translator: OnnxTranslator, by_torch: TorchTranslator) -> None:
-    expected = by_torch.translate(ENGLISH, num_return_sequences=3, return_scores=True)
-    found = translator.translate(ENGLISH, num_return_sequences=3, return_scores=True)
+    expected = by_torch.find_hypotheses(ENGLISH, num_return_sequences=3)
+    found = translator.find_hypotheses(ENGLISH, num_return_sequences=3)
     for ours, theirs in zip(found, expected, strict=True):
         assert [(h.tokens, h.text) for h in ours] == [(h.tokens, h.text) for h in theirs]
         assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-4)
@@ -186,7 +186,9 @@ def test_numpy_integers_are_accepted_as_settings(translator: Any, by_torch: Torc
         "max_source_length": kind(200),
     }
     for backend in (translator, by_torch):
-        assert backend.translate(ENGLISH, **settings) == backend.translate(ENGLISH, num_beams=4, num_return_sequences=2)
+        assert backend.find_hypotheses(ENGLISH, **settings) == backend.find_hypotheses(
+            ENGLISH, num_beams=4, num_return_sequences=2
+        )
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def weights_in(cells: Any) -> list[float]:
 
 
 def test_the_space_shows_the_translators_hypotheses_and_scores(page: Any, translator) -> None:
-    (expected,) = translator.translate([ENGLISH[1]], num_return_sequences=4, return_scores=True)
+    (expected,) = translator.find_hypotheses([ENGLISH[1]], num_return_sequences=4)
     assert len({hypothesis.text for hypothesis in expected}) > 1
     translate(page, ENGLISH[1], expected[0].text)
     shown = page.locator("#hypotheses label").all_inner_texts()
@@ -171,7 +171,7 @@ def test_the_heat_map_shows_every_attention_weight(page: Any, translator) -> Non
 
 
 def test_selecting_another_hypothesis_shows_its_attention(page: Any, translator) -> None:
-    (expected,) = translator.translate([ENGLISH[1]], num_return_sequences=4)
+    (expected,) = translator.find_hypotheses([ENGLISH[1]], num_return_sequences=4)
     translate(page, ENGLISH[1], expected[0].text)
     maps = attention_maps(translator.model, translator.tokenizer, ENGLISH[1], target=expected[3].text)
     page.locator("#hypotheses input").nth(3).check()
@@ -281,7 +281,7 @@ def test_a_text_is_translated_sentence_by_sentence(page: Any, translator) -> Non
     # The hypotheses and the attention are those of one sentence.
     page.get_by_label("Sentence", exact=True).click()
     page.get_by_role("option", name="2. ").click()
-    (expected,) = translator.translate([ENGLISH[1]], num_return_sequences=4)
+    (expected,) = translator.find_hypotheses([ENGLISH[1]], num_return_sequences=4)
     page.locator("#hypotheses label", has_text=expected[3].text).wait_for()
     page.get_by_role("columnheader", name="W", exact=True).wait_for()
     page.get_by_role("button", name="Search").click()
@@ -403,9 +403,7 @@ def test_rarer_configurations_translate(tmp_path: Path) -> None:
     translator = Translator.from_pretrained(tmp_path / "model")
     source_labels = token_labels(source, source(sentence)["input_ids"])
     for beams, (targets, texts, scores, shapes, across, down) in json.loads(done.stdout.splitlines()[-1]).items():
-        (expected,) = translator.translate(
-            [sentence], num_beams=int(beams), num_return_sequences=int(beams), return_scores=True
-        )
+        (expected,) = translator.find_hypotheses([sentence], num_beams=int(beams), num_return_sequences=int(beams))
         assert targets == [hypothesis.tokens for hypothesis in expected]
         assert texts == [hypothesis.text for hypothesis in expected]
         assert scores == pytest.approx([hypothesis.score for hypothesis in expected], abs=1e-3)

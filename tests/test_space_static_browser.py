@@ -80,7 +80,7 @@ def test_fifty_sentences_translate_as_in_python(page: Any, exported: Path) -> No
     translate(page, "\n".join(sentences))
     items = page.locator("#results > li")
     assert items.count() == len(sentences) == 50
-    expected = OnnxTranslator.from_pretrained(exported).translate(sentences, num_return_sequences=3, return_scores=True)
+    expected = OnnxTranslator.from_pretrained(exported).find_hypotheses(sentences, num_return_sequences=3)
     assert len({ours[0].text for ours in expected}) > 10, "the translations differ"
     for place, ours in enumerate(expected):
         best = items.nth(place).locator(".best")
@@ -96,8 +96,8 @@ def test_fifty_sentences_translate_as_in_python(page: Any, exported: Path) -> No
 def test_the_beam_size_can_be_chosen(page: Any, exported: Path) -> None:
     page.get_by_label("Beam size").fill("2")
     translate(page, ENGLISH[1])
-    expected = OnnxTranslator.from_pretrained(exported).translate(
-        [ENGLISH[1]], num_beams=2, num_return_sequences=2, return_scores=True
+    expected = OnnxTranslator.from_pretrained(exported).find_hypotheses(
+        [ENGLISH[1]], num_beams=2, num_return_sequences=2
     )
     assert page.locator("details li span").all_text_contents() == [hypothesis.text for hypothesis in expected[0]]
 

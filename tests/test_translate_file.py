@@ -93,7 +93,7 @@ def test_a_killed_translation_resumes_with_the_missing_parts(start, words, work,
         ({"dtype": "bfloat16"}, "dtype was None, is bfloat16"),
         ({"input": "other"}, "input was "),
         ({"model": "changed"}, "model was "),
-        ({"chunk-lines": 6}, "part_lines was 5, is 6"),
+        ({"chunk-lines": 6}, "chunk_lines was 5, is 6"),
     ],
 )
 def test_parts_of_another_text_model_or_search_are_refused(

@@ -49,7 +49,7 @@ def test_empty_texts_have_empty_translations_in_place(translator):
     assert translator.translate([]) == []
     assert translator.translate("") == [""]
     assert translator.translate(texts[1]) == [one]
-    assert translator.translate("", num_return_sequences=2) == [[Hypothesis("", 0.0, [])]]
+    assert translator.find_hypotheses("", num_return_sequences=2) == [[Hypothesis("", 0.0, [])]]
 
 
 def test_notebooks_show_short_descriptions(translator):
@@ -65,13 +65,11 @@ def test_the_length_penalty_reaches_the_search(translator, alpha):
 
 
 def test_n_best_equals_generate_with_gnmt_scores(translator):
-    for text, hypotheses in zip(
-        ENGLISH, translator.translate(ENGLISH, num_return_sequences=4, return_scores=True), strict=True
-    ):
+    for text, hypotheses in zip(ENGLISH, translator.find_hypotheses(ENGLISH, num_return_sequences=4), strict=True):
         texts, expected = by_generate(translator, text, num_return_sequences=4)
         assert [hypothesis.text for hypothesis in hypotheses] == texts
         scores = [hypothesis.score for hypothesis in hypotheses]
-        ((best,),) = translator.translate([text], return_scores=True)
+        ((best,),) = translator.find_hypotheses([text])
         assert best.tokens == hypotheses[0].tokens and best.score == pytest.approx(scores[0], abs=1e-5)
         assert scores == pytest.approx(expected, abs=1e-5)
         assert scores == sorted(scores, reverse=True)
@@ -83,9 +81,7 @@ def test_empty_slots_are_left_out():
     model = untrained_model()
     for allowed, found in ({50}, 1), ({50, 2}, 4):
         model.generation_config.suppress_tokens = sorted(set(range(model.config.vocab_size)) - allowed)
-        (hypotheses,) = TorchTranslator(model, trained_tokenizer()).translate(
-            ["small"], num_return_sequences=4, return_scores=True
-        )
+        (hypotheses,) = TorchTranslator(model, trained_tokenizer()).find_hypotheses(["small"], num_return_sequences=4)
         assert len({len(hypothesis.tokens) for hypothesis in hypotheses}) == len(hypotheses) == found
 
 
@@ -108,7 +104,7 @@ def test_forced_decoding_equals_log_softmax_of_the_forward_pass(translator):
 def test_a_translation_scores_the_same_when_forced(translator):
     # Encoding a translation again may give other tokens: compare only equal ones.
     found = 0
-    for source, (best,) in zip(SENTENCES, translator.translate(SENTENCES, return_scores=True), strict=True):
+    for source, (best,) in zip(SENTENCES, translator.find_hypotheses(SENTENCES), strict=True):
         (forced,) = translator.score([source], [best.text])
         if forced.tokens == best.tokens:
             found += 1
@@ -173,8 +169,8 @@ def test_a_split_prefers_sentence_ends_then_spaces(text, reach, kept):
 
 
 def test_hypotheses_of_parts_are_joined_by_rank(translator):
-    first, second = translator.translate(ENGLISH[:2], num_return_sequences=3)
-    (joined,) = translator.translate(" ".join(ENGLISH[:2]), num_return_sequences=3)
+    first, second = translator.find_hypotheses(ENGLISH[:2], num_return_sequences=3)
+    (joined,) = translator.find_hypotheses(" ".join(ENGLISH[:2]), num_return_sequences=3)
     assert len(joined) == min(len(first), len(second))
     for hypothesis, a, b in zip(joined, first, second, strict=False):
         assert (hypothesis.text, hypothesis.tokens) == (f"{a.text} {b.text}", a.tokens + b.tokens)
@@ -202,7 +198,7 @@ def test_extreme_length_penalties_keep_long_scores_valid(alpha):
     model.generation_config.update(extra_length=1000)
     model.generation_config.suppress_tokens = [0, 1, 2]
     translator = TorchTranslator(model, trained_tokenizer())
-    ((best,),) = translator.translate(["a"], num_beams=1, length_penalty=alpha, return_scores=True)
+    ((best,),) = translator.find_hypotheses(["a"], num_beams=1, length_penalty=alpha)
     length = len(best.tokens)
     assert length > 1000
     assert best.score == pytest.approx(-length * math.log(300) / ((5 + length) / 6) ** alpha, rel=1e-4)
@@ -241,7 +237,12 @@ def test_batch_tokens_counts_padding_and_beams(translator):
 )
 def test_an_invalid_option_is_refused_with_its_limits(translator, options, named):
     with pytest.raises(InputError, match=named):
-        translator.translate(["a"], **options)
+        translator.find_hypotheses(["a"], **options)
+
+
+def test_translate_returns_one_translation_of_each_text(translator):
+    with pytest.raises(InputError, match="num_return_sequences is 2, but translate.* call find_hypotheses"):
+        translator.translate(["a"], num_return_sequences=2)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +333,7 @@ def test_the_folder_of_a_trainer_translates_like_generate(tmp_path):
     trainer.save_model(str(tmp_path))
     assert json.loads((tmp_path / "generation_config.json").read_text())["max_length"] == 20
     translator = Translator.from_pretrained(tmp_path, device="cpu")
-    found = translator.translate(SENTENCES, return_scores=True)
+    found = translator.find_hypotheses(SENTENCES)
     assert [best.text for (best,) in found] == [by_generate(translator, text)[0][0] for text in SENTENCES]
     assert max(len(best.tokens) for (best,) in found) > 20
 
@@ -341,6 +342,6 @@ def test_the_length_of_a_plain_generation_config_is_that_of_generate(folder):
     """Without extra_length, as after training with a GenerationConfig of its own, max_length counts."""
     change_json(folder / "generation_config.json", max_length=7, extra_length=None)
     translator = Translator.from_pretrained(folder, device="cpu")
-    found = translator.translate(ENGLISH, return_scores=True)
+    found = translator.find_hypotheses(ENGLISH)
     assert [best.text for (best,) in found] == [by_generate(translator, text)[0][0] for text in ENGLISH]
     assert max(len(best.tokens) for (best,) in found) == 6  # and the start token

@@ -33,7 +33,7 @@ from vaswani_transformer.atomic import atomic_file, atomic_folder
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.model_folder import MANIFEST, file_sha256, read_json_object, verify_manifest, write_json
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
-from vaswani_transformer.training_run import STATE, checkpoints, parse_step, read_run
+from vaswani_transformer.training_run import STATE, list_checkpoints, parse_step, read_run
 
 from . import tensors
 from .corpus import Corpora
@@ -242,7 +242,7 @@ def prune(root: Path, keep: int, every: int) -> None:
     Checkpoints that a signal made in between do not displace those that are averaged into the final model.
     """
     kept = {folder.name for folder in regular_checkpoints(root, every)[:keep]} | {_read_pointer(root / "best")}
-    for folder in checkpoints(root)[1:]:
+    for folder in list_checkpoints(root)[1:]:
         if folder.name not in kept:
             temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")  # never half removed under its final name
             os.replace(folder, temporary)
@@ -251,7 +251,7 @@ def prune(root: Path, keep: int, every: int) -> None:
 
 def regular_checkpoints(root: Path, every: int, last: int | None = None) -> list[Path]:
     """Return the checkpoints whose step is `last` or a multiple of `every`, newest first."""
-    return [f for f in checkpoints(root) if (step := parse_step(f)) % every == 0 or step == last]
+    return [f for f in list_checkpoints(root) if (step := parse_step(f)) % every == 0 or step == last]
 
 
 def list_regular_checkpoints(run: Path) -> list[Path]:
@@ -261,12 +261,12 @@ def list_regular_checkpoints(run: Path) -> list[Path]:
     """
     root = run / "checkpoints"
     every = read_run(run).get("recipe", {}).get("save_every", 1)
-    return regular_checkpoints(root, every, last=max(map(parse_step, checkpoints(root)), default=None))
+    return regular_checkpoints(root, every, last=max(map(parse_step, list_checkpoints(root)), default=None))
 
 
 def recorded_choices(root: Path) -> dict[str, Any]:
     """Return the choices that the newest checkpoint in root records (precision, ...), or {} if there is none."""
-    for folder in checkpoints(root):
+    for folder in list_checkpoints(root):
         try:
             state = read_json_object(folder / STATE, "environment", "fingerprint")
             return state["environment"] | state["fingerprint"]
@@ -281,7 +281,7 @@ def newest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
     Damaged checkpoints are reported and renamed to *.broken. Raises BrokenFileError if there have been checkpoints and
     all are damaged: training never restarts from step 0 by itself.
     """
-    for folder in intact_checkpoints(checkpoints(root), say):
+    for folder in intact_checkpoints(list_checkpoints(root), say):
         if _read_pointer(root / "latest") != folder.name:  # killed before it was written, or its folder is damaged
             _write_pointer(root / "latest", folder.name)
         return folder

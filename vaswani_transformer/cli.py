@@ -235,16 +235,18 @@ def translate(
     cut = {"max_source_length": max_source_length, "split_sentences": split_sentences}
 
     def translate_lines(lines: list[str], first: int) -> Iterator[bytes]:
-        translations = translator.translate(
+        translations = translator.find_hypotheses(
             as_texts(lines, "line", max_characters, first),
-            return_scores=scores,
             batch_tokens=batch_tokens,
             progress=progress,
             **cut,
             **vars(settings),
         )
-        for number, translation in enumerate(translations, start=first):
-            yield from output_lines(translation, number if num_return_sequences > 1 else None)
+        for number, hypotheses in enumerate(translations, start=first):
+            if scores or num_return_sequences > 1:
+                yield from score_lines(hypotheses, number if num_return_sequences > 1 else None)
+            else:
+                yield f"{remove_line_breaks(hypotheses[0].text)}\n".encode()
 
     if in_parts:
         about = {"model": model_sha256(translator.folder), "backend": backend, "dtype": dtype, "precision": precision}
@@ -292,12 +294,9 @@ def shows_progress_by_default(input: str, output: str) -> bool:
     return input != "-" and sys.stderr.isatty() and not (output == "-" and sys.stdout.isatty())
 
 
-def output_lines(translation: str | list[Hypothesis], number: int | None) -> Iterator[bytes]:
-    """Yield the output for one input line: a text, or hypotheses with their scores and, if given, the line number."""
-    if isinstance(translation, str):
-        yield f"{remove_line_breaks(translation)}\n".encode()
-        return
-    for hypothesis in translation:
+def score_lines(hypotheses: list[Hypothesis], number: int | None) -> Iterator[bytes]:
+    """Yield the output for one input line: its hypotheses with their scores and, if given, the line number."""
+    for hypothesis in hypotheses:
         columns = [] if number is None else [str(number)]
         columns += [f"{hypothesis.score:.6f}", remove_line_breaks(hypothesis.text).replace("\t", " ")]
         yield ("\t".join(columns) + "\n").encode()

@@ -30,7 +30,7 @@ def read_run(run: Path) -> dict[str, Any]:
     return read_json_object(run / RECORD, "recipe") if (run / RECORD).is_file() else {}
 
 
-def checkpoints(root: Path) -> list[Path]:
+def list_checkpoints(root: Path) -> list[Path]:
     """Return the checkpoints in root, newest first."""
     found = [path for path in root.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
     return sorted(found, key=parse_step, reverse=True)
@@ -42,7 +42,7 @@ def parse_step(checkpoint: Path) -> int:
 
 def read_state(run: Path) -> dict[str, Any]:
     """Read the state of the newest checkpoint of a run, with its "progress" and "environment"; {} if there is none."""
-    folders = checkpoints(run / "checkpoints")
+    folders = list_checkpoints(run / "checkpoints")
     return read_json_object(folders[0] / STATE, "progress", "environment") if folders else {}
 
 

@@ -33,7 +33,7 @@ def translate_file(
     Raises InputError if OUTPUT.parts holds parts of another translation, BrokenFileError if a part is truncated.
     """
     folder = output.with_name(f"{output.name}.parts")
-    claim_parts(folder, about | {"part_lines": part_lines, "input": files_sha256(source)})
+    claim_parts(folder, about | {"chunk_lines": part_lines, "input": files_sha256(source)})
     parts: dict[Path, int] = {}  # and their numbers of lines
     lines = read_lines(source)
     while chunk := list(islice(lines, part_lines)):

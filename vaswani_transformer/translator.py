@@ -59,7 +59,7 @@ class Translator(ABC):
     """
 
     folder: Path | None = None  # that it was loaded from
-    search: SearchSettings  # of generation_config.json, the defaults of `translate`
+    search: SearchSettings  # of generation_config.json, the defaults of both methods
     trained_length: int | None  # tokens of the longest source sentence of the training; None: unknown
     positions: int | None  # number of learned positions; None: no maximum
     pad: int
@@ -138,20 +138,31 @@ class Translator(ABC):
             found.append([Hypothesis(self._decode(row), score, row) for row, score in pairs if row])
         return found
 
-    def translate(
+    def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
+        """Translate texts by beam search (section 6.1); a text of white space gets an empty translation.
+
+        options: those of `find_hypotheses`, which also returns scores and further translations
+        Returns the best translation of each text, in order. Raises InputError.
+        """
+        if (wanted := options.get("num_return_sequences") or 1) != 1:
+            raise InputError(
+                f"num_return_sequences is {wanted}, but translate() returns the best translation of each text; call "
+                "find_hypotheses()"
+            )
+        return [best.text for best, *_ in self.find_hypotheses(texts, **options)]
+
+    def find_hypotheses(
         self,
         texts: str | Sequence[str],
         *,
-        return_scores: bool = False,
         batch_tokens: int = 8192,
         max_source_length: int | None = None,
         split_sentences: bool = True,
         progress: bool = False,
         **search: Any,
-    ) -> list[Any]:
-        """Translate texts by beam search (section 6.1); a text of white space gets an empty translation.
+    ) -> list[list[Hypothesis]]:
+        """Translate texts and return the best hypotheses of each, with their scores and tokens, best first.
 
-        return_scores: return a list of hypotheses per text, best first, as with `num_return_sequences` above 1.
         batch_tokens: maximum number of source tokens, padding included, times beams in a batch; limits memory use.
         max_source_length: split sentences of more tokens (default: the length of the longest training sentence, or 256
             if unknown; 256 for whole texts).
@@ -160,7 +171,8 @@ class Translator(ABC):
         progress: show progress bars on stderr.
         search: changes of the settings in generation_config.json, such as `num_beams=8`: fields of SearchSettings.
 
-        Returns list[str], or list[list[Hypothesis]], in order. Raises InputError.
+        Returns at most `num_return_sequences` hypotheses (default: 1) and at least one for each text, in order. Raises
+        InputError.
         """
         texts = as_texts(texts, "text")
         settings = self.change_search(**search)
@@ -189,9 +201,7 @@ class Translator(ABC):
             translations[part.text_index] = (
                 join_hypotheses(so_far, part.separator, hypotheses) if so_far else hypotheses
             )
-        translations = [hypotheses or [Hypothesis("", 0.0, [])] for hypotheses in translations]
-        wants_hypotheses = return_scores or settings.num_return_sequences > 1
-        return translations if wants_hypotheses else [best.text for best, *_ in translations]
+        return [hypotheses or [Hypothesis("", 0.0, [])] for hypotheses in translations]
 
 
 def pad_rows(rows: Sequence[list[int]], pad: int) -> tuple[list[list[int]], list[list[int]]]:
