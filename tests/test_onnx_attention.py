@@ -58,7 +58,7 @@ def compared_with_torch(model: VaswaniTransformerForConditionalGeneration, sessi
         {"num_beams": 1},
         {"num_beams": 4, "num_return_sequences": 1},
         {"num_beams": 3},
-        {"max_length": 1},
+        {"max_new_tokens": 1},
     ):
         given = inputs | {name: np.array(value) for name, value in settings.items()}
         sequences, _, weights = session.run(None, given)
