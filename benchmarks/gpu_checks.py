@@ -2,7 +2,8 @@
 
     python -m benchmarks.gpu_checks --device cuda --record gpu_checks.csv
 
-Row:  a check: logits, gradients, the training loss, beam search, and training that is repeated, stopped or killed.
+Row:  a check: logits, gradients, the training loss, beam search, the ONNX file, and training that is repeated, stopped
+      or killed.
 Unit: `difference`, relative to the expected norm (for scores, absolute), and its limit.
 Peer: the CPU in float64 or float32; for training, an uninterrupted run on the same device.
 
@@ -23,14 +24,23 @@ import torch
 import typer
 from safetensors.torch import load_file
 
+from conversion.onnx.export import export_single_folder
 from training.loss import linear_cross_entropy
-from vaswani_transformer import SearchSettings, VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import (
+    OnnxTranslator,
+    SearchSettings,
+    VaswaniTransformerConfig,
+    VaswaniTransformerForConditionalGeneration,
+)
 from vaswani_transformer.beam_search import beam_search
+from vaswani_transformer.errors import UnavailableError
 
+from .decode_base_size import save_random_model
 from .harness import report, run
 from .options import Device, Record
 
 VOCABULARY = 900
+SIZES = {"d_model": 256, "encoder_layers": 3, "decoder_layers": 3, "encoder_ffn_dim": 512, "decoder_ffn_dim": 512}
 # Options of `python -m training`.
 TRAINING = (
     "--config demo --max_steps 40 --save_every 10 --validate_every 40 --log_every 40 --tokens_per_step 1400 "
@@ -42,15 +52,13 @@ Found = list[tuple[str, float, float | None]]  # check, difference, its limit
 def check(device: Device = "cuda", record: Record = None) -> None:
     """Check training and decoding on a device."""
     torch.manual_seed(0)
-    config = VaswaniTransformerConfig(
-        vocab_size=VOCABULARY, d_model=256, encoder_layers=3, decoder_layers=3, encoder_ffn_dim=512,
-        decoder_ffn_dim=512, dropout=0.0,
-    )  # fmt: skip
+    config = VaswaniTransformerConfig(vocab_size=VOCABULARY, dropout=0.0, **SIZES)
     model: Any = VaswaniTransformerForConditionalGeneration(config).eval()
     passed = [
         reported(forward_passes(model, device), device, record),
         reported(losses(device), device, record),
         reported(searches(model, device), device, record),
+        reported(graphs(device), device, record),
         reported(trainings(), device, record),
     ]
     if not all(passed):
@@ -146,6 +154,32 @@ def searches(model: Any, device: str) -> Found:
         length = min(generated.shape[1], ours[0].shape[2])
         same = (generated[:, :length] == ours[0][:, 0, :length]).all(1).float().mean()
         found += [(f"scores, beam {beams}", gap, 1e-3), (f"unlike generate(), beam {beams}", 1 - float(same), 0.1)]
+    return found
+
+
+def graphs(device: str) -> Found:
+    """Compare the scores that ONNX Runtime finds on the device with those on the CPU, in float32 and float16."""
+    found: Found = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        save_random_model(folder / "model", {"vocab_size": VOCABULARY, **SIZES})
+        batch = random_batch("cpu")
+        ids, mask = batch["input_ids"].numpy(), batch["attention_mask"].numpy()
+        export_single_folder(folder / "model", folder / "fp32")
+        expected = OnnxTranslator.from_pretrained(folder / "fp32", device="cpu")
+        limits = {"fp32": 1e-3} if device == "cpu" else {"fp32": 1e-3, "fp16": 5e-2}
+        for precision, limit in limits.items():
+            if precision != "fp32":
+                export_single_folder(folder / "model", folder / precision, precision)
+            try:
+                ours = OnnxTranslator.from_pretrained(folder / precision, device=device)
+            except UnavailableError as error:
+                typer.echo(f"no rows of ONNX Runtime: {error}", err=True)
+                return found
+            for beams in (1, 4):
+                scores = [each.generate(ids, mask, num_beams=beams)[1][:, 0] for each in (ours, expected)]
+                gap = float(abs(scores[0] - scores[1]).max())
+                found.append((f"scores of ONNX Runtime, {precision}, beam {beams}", gap, limit))
     return found
 
 
