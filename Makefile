@@ -89,7 +89,7 @@ docs: install examples/annotated_transformer.ipynb
 DATA := data/multi30k
 OUTPUT := gpu
 gpu: install
-	$(BIN)/python -m benchmarks.gpu --data $(DATA) --output $(OUTPUT)
+	$(BIN)/python -m benchmarks.gpu --data $(DATA) --output $(OUTPUT) $(if $(DEBIAN),--debian $(DEBIAN))
 
 examples/annotated_transformer.ipynb: examples/annotated_transformer.py docs/notebook.py | install
 	$(BIN)/python docs/notebook.py $<

@@ -1,6 +1,6 @@
 """Runs all measurements on a GPU, one after the other; `make gpu` calls it.
 
-    python -m benchmarks.gpu --data data/multi30k --output gpu
+    python -m benchmarks.gpu --data data/multi30k --debian data/debian --output gpu
     python -m benchmarks.gpu --data data/multi30k --output trial --device cpu --small    # minutes, to try it
 
 A measurement is one or more commands, in subprocesses, with a limit of nine minutes together. It writes
@@ -32,6 +32,8 @@ FULL = {
     "train": "--system marian+bf16 --system ours+bf16 --system ours+bf16+compile --system ours --tokens 50000",
     "seeds": [1, 2, 3, 4, 5],
     "multi30k": "",
+    "debian": "",
+    "table3": "--seeds 1,2 --jobs 12",
     "decode": "",
     "scaling": "",
     "claims": ["training_without_the_factor", "warm_up", "small_data"],
@@ -43,6 +45,9 @@ SMALL = {
     "seeds": [1],
     "multi30k": "--vocab_size 500 --max_steps 8 --save_every 4 --validate_every 8 --bleu_every null --average_last 2 "
     "--warmup_steps 2",
+    "debian": "--vocab_size 500 --max_steps 8 --save_every 4 --validate_every 8 --bleu_every null --average_last 2 "
+    "--warmup_steps 2 --model.d_model 64 --model.encoder_ffn_dim 64 --model.decoder_ffn_dim 64",
+    "table3": "--rows base,A-h1 --seeds 1 --jobs 2 --vocab_size 500 --max_steps 4 --warmup_steps 2",
     "decode": "--small --torch --batch-size 2 --rounds 1",
     "scaling": "--small --processes 2",
     "claims": ["training_without_the_factor"],
@@ -53,13 +58,16 @@ SMALL = {
 def measure(
     data: Annotated[Path, typer.Option(help="The folder of Multi30k.")],
     output: Annotated[Path, typer.Option(help="A folder for rows, logs and models.")],
+    debian: Annotated[
+        Path | None, typer.Option(help="The folder of Debian's text, for the measurement `debian`; none: without it.")
+    ] = None,
     device: Device = "cuda",
     small: Annotated[bool, typer.Option("--small", help="Tiny models and few steps, to try the command.")] = False,
     only: Annotated[str | None, typer.Option(help="Measurements, separated by commas; default: all.")] = None,
 ) -> None:
     """Measure everything on a GPU. Run the same command again to resume."""
-    quoted_data, quoted_output = (shlex.quote(str(folder.resolve())) for folder in (data, output))
-    commands = measurements(quoted_data, quoted_output, device, SMALL if small else FULL)
+    folders = [shlex.quote(str(folder.resolve())) if folder else "" for folder in (data, debian, output)]
+    commands = measurements(*folders, device, SMALL if small else FULL)
     names = only.split(",") if only else list(commands)
     if unknown := [name for name in names if name not in commands]:
         raise InputError(f"--only {unknown[0]}: not a measurement; measurements: {', '.join(commands)}")
@@ -71,10 +79,10 @@ def measure(
         )
 
 
-def measurements(data: str, output: str, device: str, options: dict[str, Any]) -> dict[str, list[str]]:
+def measurements(data: str, debian: str, output: str, device: str, options: dict[str, Any]) -> dict[str, list[str]]:
     """Return the commands of each measurement, in order, without `python`.
 
-    data, output: folders, quoted for a shell.  options: FULL or SMALL
+    data, debian, output: folders, quoted for a shell; debian may be "".  options: FULL or SMALL
     """
 
     def benchmark(name: str, words: str = "") -> str:
@@ -90,6 +98,12 @@ def measurements(data: str, output: str, device: str, options: dict[str, Any]) -
             f"--mixed_precision bf16 {options['multi30k']}",
             f"-m training.evaluate {model} --data {data} --device {device} --record {output}/multi30k.csv",
         ]
+    if debian:
+        found["debian"] = [
+            f"-m training --config debian_base_en_de --data {debian} --output_dir {output}/debian {options['debian']}",
+            f"-m training.evaluate {output}/debian --data {debian} --device {device} --record {output}/debian.csv",
+        ]
+    found["table3"] = [f"-m paper table3 --data {data} --output {output}/paper {options['table3']}"]
     found["decode"] = [benchmark("decode_base_size", options["decode"])]
     if device == "cpu" or torch.cuda.device_count() > 1:
         found["scaling"] = [benchmark("scaling", f"{data} {options['scaling']}")]

@@ -67,6 +67,8 @@ def check(device: Device = "cuda", record: Record = None) -> None:
 
 def reported(found: Found, device: str, record: Path | None) -> bool:
     """Print and record the differences; return whether all are within their limits."""
+    if not found:
+        return True
     rows = [
         {"device": device, "check": name, "difference": f"{value:.1e}", "limit": "" if limit is None else limit}
         for name, value, limit in found
