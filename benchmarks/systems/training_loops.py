@@ -62,7 +62,7 @@ class Turn:
     """The steps that a system took in one round."""
 
     steps: Steps
-    peak_megabytes: int  # the most memory that the process has held
+    peak_megabytes: int  # the most memory that the process has held; on a GPU, the most of the GPU's memory
 
     @property
     def speed(self) -> float:
@@ -103,7 +103,10 @@ def build(kind: str, options: list[str], settings: Settings) -> int:
 
 
 def run_steps(number: int) -> Turn:
-    return Turn(take_steps(number), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+    steps = take_steps(number)
+    if torch.cuda.is_initialized():
+        return Turn(steps, torch.cuda.max_memory_allocated() >> 20)
+    return Turn(steps, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 
 
 # ---- the training program ----------------------------------------------------------------------------------------
