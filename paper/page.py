@@ -59,7 +59,8 @@ def build_page(folder: Path) -> str:
     contents = {
         "figures": format_figures(files),
         "walk": format_picture("walk.png", "The walk through attention") if "walk" in files else "",
-        "claims": format_claims(claims),
+        "claims": format_claims({name: made for name, made in claims.items() if CLAIMS[name].in_paper}),
+        "folklore": format_claims({name: made for name, made in claims.items() if not CLAIMS[name].in_paper}),
         "notes": (folder / NOTES).read_text(encoding="utf-8") if (folder / NOTES).is_file() else "",
         "provenance": format_provenance(files | claims),
     }
@@ -100,7 +101,9 @@ def describe_chosen(chosen: dict[str, Any]) -> str:
 
 
 def format_claims(measured: dict[str, dict[str, Any]]) -> str:
-    """Return a table of the verdicts, and a section for each claim with its evidence and its picture."""
+    """Return a table of the verdicts, and a section for each claim with evidence and picture; "" without claims."""
+    if not measured:
+        return ""
     verdicts, sections = [], []
     for name, measurements in measured.items():
         claim = CLAIMS[name]

@@ -8,8 +8,9 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ from .result_files import (
     is_measured,
     write_result,
 )
-from .verdicts import Interval, estimate_mean, format_interval, format_mean, judge
+from .verdicts import Interval, compare_with_control, format_interval, format_mean, judge
 
 RECIPE_NAME = "paper/recipes/multi30k_table3.yaml"  # in a clone
 RECIPE = str(Path(__file__).parents[1] / RECIPE_NAME)
@@ -189,26 +190,6 @@ def format_changes(options: Mapping[str, str]) -> str:
 # ---- the table ---------------------------------------------------------------------------------------------------
 
 
-class Difference(NamedTuple):
-    """Differences of a row from the base row, by seed."""
-
-    seeds: list[int]
-    bleu: list[float]
-    log_perplexity: list[float]
-
-
-def compare_with_base(rows: list[dict[str, Any]], name: str) -> Difference:
-    """Return the differences of a row from the base row for the seeds that both rows have."""
-    measured = {(row["row"], row["seed"]): row for row in rows}
-    seeds = [seed for row, seed in measured if row == name and ("base", seed) in measured]
-    pairs = [(measured[name, seed], measured["base", seed]) for seed in seeds]
-    return Difference(
-        seeds,
-        [row["bleu"] - base["bleu"] for row, base in pairs],
-        [math.log(row["perplexity"] / base["perplexity"]) for row, base in pairs],
-    )
-
-
 class Judged(NamedTuple):
     """A finding of the paper with our differences and their verdicts."""
 
@@ -221,15 +202,25 @@ class Judged(NamedTuple):
 
 
 def judge_rows(rows: list[dict[str, Any]]) -> list[Judged]:
-    """Judge the paper's findings by the differences of the rows from the base row."""
+    """Judge the paper's findings by the differences of the rows from the base row, over all seeds.
+
+    The intervals are simultaneous: with 95 % probability, all of both measures contain the true differences.
+    """
+    measured = {finding[0] for finding in FINDINGS} & {row["row"] for row in rows}
+    findings = [finding for finding in FINDINGS if finding[0] in measured]
+    if not findings or all(row["row"] != "base" for row in rows):
+        return []
+
+    def compare(measure: Callable[[dict[str, Any]], float]) -> list[Interval]:
+        samples = {name: [measure(row) for row in rows if row["row"] == name] for name in ("base", *measured)}
+        return compare_with_control([samples[name] for name, *_ in findings], samples["base"], 2 * len(findings))
+
     judged = []
-    for name, finding, bleu_sign, perplexity_sign in FINDINGS:
-        difference = compare_with_base(rows, name)
-        if difference.seeds:
-            bleu, log_perplexity = estimate_mean(difference.bleu), estimate_mean(difference.log_perplexity)
-            on_bleu = judge(bleu, bleu_sign, MARGIN["bleu"])
-            on_perplexity = judge(log_perplexity, perplexity_sign, MARGIN["log_perplexity"])
-            judged.append(Judged(name, finding, bleu, log_perplexity, on_bleu, on_perplexity))
+    differences = zip(compare(itemgetter("bleu")), compare(lambda row: math.log(row["perplexity"])), strict=True)
+    for (name, finding, *signs), (bleu, log_perplexity) in zip(findings, differences, strict=True):
+        on_bleu = judge(bleu, signs[0], MARGIN["bleu"])
+        on_perplexity = judge(log_perplexity, signs[1], MARGIN["log_perplexity"])
+        judged.append(Judged(name, finding, bleu, log_perplexity, on_bleu, on_perplexity))
     return judged
 
 
@@ -272,9 +263,20 @@ def format_result(result: dict[str, Any]) -> str:
             }
         )
     return (
-        format_table(measured)
+        format_budget(rows)
+        + format_table(measured)
         + "\nDifferences from the base row; log-perplexity is in hundredths of a nat per token:\n\n"
         + format_table(findings)
+    )
+
+
+def format_budget(rows: list[dict[str, Any]]) -> str:
+    """Return a sentence with the steps, the tokens and the CPU time of a row."""
+    first, hours = rows[0], sorted(row["cpu_seconds"] / 3600 for row in rows)
+    return (
+        f"Budget: {first['steps']:,} steps, {first['tokens'] / 1e6:.1f} million source and target tokens, and "
+        f"{hours[0]:.2f} to {hours[-1]:.2f} CPU hours per row and seed. The paper's rows have 100,000 steps and 5,000 "
+        "million tokens.\n\n"
     )
 
 

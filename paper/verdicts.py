@@ -4,10 +4,10 @@ import statistics
 from collections.abc import Sequence
 
 import torch
+from scipy.stats import t as student
 
-# 97.5 % quantiles of Student's t by degrees of freedom; above 9, 1.96 + 2.5 / degrees is at most 0.02 too low.
-STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
-HOLDS, FAILS, UNSURE = "holds", "does not hold", "inconclusive"  # the verdicts
+# The verdicts on a finding of the paper.
+HOLDS, FAILS, UNSURE = "reproduced", "contradicted", "not distinguishable at this budget"
 Interval = tuple[float, float | None]  # a mean and the half-width of its 95 % interval
 
 
@@ -15,16 +15,15 @@ def estimate_mean(values: Sequence[float]) -> Interval:
     """Return the mean and the half-width of its 95 % interval (Student's t); None for a single value."""
     if len(values) < 2:
         return values[0], None
-    degrees = len(values) - 1
-    quantile = STUDENT.get(degrees, 1.96 + 2.5 / degrees)
+    quantile = float(student.ppf(0.975, len(values) - 1))
     return statistics.mean(values), quantile * statistics.stdev(values) / len(values) ** 0.5
 
 
 def judge(difference: Interval, expected_sign: int, margin: float = 0.0) -> str:
     """Return the verdict on whether a mean difference has the expected sign, by its 95 % interval.
 
-    It holds if the whole interval has that sign, fails if the whole interval has the other sign, and is inconclusive
-    otherwise, also without an interval (one seed).
+    It is reproduced if the whole interval has that sign, contradicted if the whole interval has the other sign, and not
+    distinguishable otherwise, also without an interval (one seed).
     expected_sign: +1 or -1; 0 if the difference should lie between -margin and +margin
     """
     mean, half = difference
@@ -38,6 +37,26 @@ def judge(difference: Interval, expected_sign: int, margin: float = 0.0) -> str:
     else:
         holds, fails = high < 0, low > 0
     return HOLDS if holds else FAILS if fails else UNSURE
+
+
+def compare_with_control(
+    samples: Sequence[Sequence[float]], control: Sequence[float], comparisons: int
+) -> list[Interval]:
+    """Return the difference of each sample's mean from the control's mean, with intervals for many comparisons.
+
+    With 95 % probability, all intervals contain the true differences if there are `comparisons` of them (Bonferroni).
+    The standard deviation is estimated from all samples, as if they had the same one, so two runs of each are enough.
+    Without a second run of any, there are no intervals.
+    """
+    groups = [*samples, control]
+    differences = [statistics.mean(sample) - statistics.mean(control) for sample in samples]
+    degrees = sum(len(group) - 1 for group in groups)
+    if degrees == 0:
+        return [(difference, None) for difference in differences]
+    squares = sum((value - statistics.mean(group)) ** 2 for group in groups for value in group)
+    quantile = float(student.ppf(1 - 0.05 / (2 * comparisons), degrees))
+    halves = [quantile * (squares / degrees * (1 / len(sample) + 1 / len(control))) ** 0.5 for sample in samples]
+    return list(zip(differences, halves, strict=True))
 
 
 def subtract(first: Sequence[float], second: Sequence[float]) -> list[float]:

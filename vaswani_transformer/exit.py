@@ -35,7 +35,7 @@ ENVIRONMENT_ERRNOS = FULL_DISK | {errno.EROFS, errno.EIO, errno.EMFILE, errno.EN
 # Optional packages and the extra that installs them: `pip install "vaswani-transformer[...]"`.
 EXTRAS = {
     "accelerate": "train", "datasets": "train", "pydantic": "train", "sacrebleu": "train", "sacremoses": "train",
-    "jinja2": "hub", "matplotlib": "viz", "nltk": "parsing",
+    "jinja2": "hub", "matplotlib": "viz", "nltk": "paper", "scipy": "paper",
     "onnx": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx",
 }  # fmt: skip
 OUR_MODULES = ("vaswani_transformer", "training", "conversion", "hub")

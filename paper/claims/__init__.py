@@ -60,16 +60,18 @@ CLAIMS = {
         uses_seeds=False,
     ),
     "training_speed": Claim(
-        "A Transformer trains 10 to 100 times as fast as an RNN with attention (folklore)",
+        "A Transformer trains 10 to 100 times as fast as an RNN with attention",
         speed.measure_training_speed,
         speed.judge_training_speed,
         uses_seeds=False,
+        in_paper=False,
     ),
     "decoding_speed": Claim(
-        "An RNN with attention decodes at least as fast as a Transformer with `generate()` (folklore)",
+        "An RNN with attention decodes at least as fast as a Transformer with `generate()`",
         speed.measure_decoding_speed,
         speed.judge_decoding_speed,
         uses_seeds=False,
+        in_paper=False,
     ),
     "training_without_the_factor": Claim(
         "A model with large d_k learns worse without the factor 1/√d_k (section 3.2.1)",
@@ -87,9 +89,10 @@ CLAIMS = {
         positions.judge_length_extrapolation,
     ),
     "small_data": Claim(
-        "An RNN beats a Transformer of the same size on little training data, but not on more (folklore)",
+        "An RNN beats a Transformer of the same size on little training data, but not on more",
         small_data.measure_small_data,
         small_data.judge_small_data,
+        in_paper=False,
     ),
 }
 

@@ -47,3 +47,4 @@ class Claim(NamedTuple):
     measure: Callable[[Setting], Measurements]
     judge: Callable[[Measurements], Judgement]
     uses_seeds: bool = True  # False: does not depend on --seeds, so the result file names none
+    in_paper: bool = True  # False: what people say about Transformers

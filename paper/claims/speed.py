@@ -98,7 +98,7 @@ def judge_training_speed(measurements: Measurements) -> Judgement:
 def judge_decoding_speed(measurements: Measurements) -> Judgement:
     ratios = [ratio for by_length in measurements["ratios"].values() for ratio in by_length]
     slower = sum(ratio <= 1 for ratio in ratios)
-    verdict = {0: FAILS, len(ratios): HOLDS}.get(slower, f"holds in {slower} of {len(ratios)} cases")
+    verdict = {0: FAILS, len(ratios): HOLDS}.get(slower, f"reproduced in {slower} of {len(ratios)} cases")
     return judge_speeds(measurements, verdict, "decodes", f"decoded tokens (greedy, {SENTENCES} sentences)")
 
 

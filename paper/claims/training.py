@@ -1,5 +1,6 @@
 """Claims about training: warm-up, the factor 1 / sqrt(d_k) and label smoothing."""
 
+import math
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
 from vaswani_transformer.training_run import read_curves
 
 from ..plots import make_panels, plot_curves, plot_intervals
-from ..table3 import RECIPE, compare_with_base
+from ..table3 import RECIPE
 from ..verdicts import estimate_mean, format_interval, format_mean, judge, subtract
 from .claim import Judgement, Measurements, Setting
 from .comparison import SHORT_STEPS, Change, Variant, train_and_load, train_models
@@ -122,16 +123,22 @@ WITHOUT_SMOOTHING = "D-ls0.0"  # a row of Table 3
 def measure_label_smoothing(setting: Setting) -> Measurements:
     """Return the differences that removing label smoothing makes in BLEU and log-perplexity, for each seed."""
     path = setting.output / "table3.json"
-    difference = compare_with_base(read_json_object(path)["rows"] if path.is_file() else [], WITHOUT_SMOOTHING)
-    if not difference.seeds:
+    rows = read_json_object(path)["rows"] if path.is_file() else []
+    with_it, without = (
+        {row["seed"]: row for row in rows if row["row"] == name} for name in ("base", WITHOUT_SMOOTHING)
+    )
+    seeds = sorted(with_it.keys() & without.keys())
+    if not seeds:
         raise InputError(
             f"{path} has no rows base and {WITHOUT_SMOOTHING} with the same seed; run `python -m paper "
             f"table3 --rows base,{WITHOUT_SMOOTHING} --output {setting.output}` first"
         )
     return {
-        "seeds_compared": difference.seeds,
-        "bleu_difference": difference.bleu,
-        "log_perplexity_difference": difference.log_perplexity,
+        "seeds_compared": seeds,
+        "bleu_difference": [without[seed]["bleu"] - with_it[seed]["bleu"] for seed in seeds],
+        "log_perplexity_difference": [
+            math.log(without[seed]["perplexity"] / with_it[seed]["perplexity"]) for seed in seeds
+        ],
     }
 
 

@@ -1,13 +1,14 @@
 """`paper table3`: rows with the paper's proportions, resumable runs, and verdicts that follow from the numbers."""
 
 import json
+import math
 
 import pytest
 
 from paper.__main__ import main
 from paper.result_files import PAPER
-from paper.table3 import FINDINGS, RECIPE, ROWS, compare_with_base, judge_rows, parse_rows, scale_row
-from paper.verdicts import FAILS, HOLDS, UNSURE, estimate_mean, judge
+from paper.table3 import FINDINGS, RECIPE, ROWS, judge_rows, parse_rows, scale_row
+from paper.verdicts import FAILS, HOLDS, UNSURE, compare_with_control, estimate_mean, judge
 from training.recipe import load_recipe
 from vaswani_transformer import PRESETS, VaswaniTransformerConfig
 
@@ -60,22 +61,34 @@ def test_findings_have_the_signs_of_the_paper(score):
 
 def test_the_interval_of_a_mean_is_students():
     mean, half = estimate_mean([1.0, 2.0, 3.0])
-    assert mean == 2.0 and half == pytest.approx(4.303 / 3**0.5)
+    assert mean == 2.0 and half == pytest.approx(4.303 / 3**0.5, rel=1e-3)
     for degrees, quantile in ((10, 2.228), (20, 2.086), (60, 2.000)):  # from a table of the distribution
         values = [-1.0, 1.0] * (degrees // 2) + [0.0]  # with a standard deviation of 1
-        assert estimate_mean(values)[1] == pytest.approx(quantile / (degrees + 1) ** 0.5, rel=0.01)
+        assert estimate_mean(values)[1] == pytest.approx(quantile / (degrees + 1) ** 0.5, rel=1e-3)
 
 
-def test_findings_compare_runs_of_the_same_seed():
+def test_intervals_of_many_comparisons_are_bonferronis():
+    """From tables of Student's t: 2.560 at 0.05 / 2 and 12 degrees of freedom, 2.744 at 0.05 / 4 and 20."""
+    spread = [-1.0, -1.0, 0.0, 1.0, 1.0]  # with a standard deviation of 1
+    for count, quantile in ((2, 2.560), (4, 2.744)):
+        samples = [[10 * i + value for value in spread] for i in range(1, count + 1)]
+        for i, (difference, half) in enumerate(compare_with_control(samples, spread, count), 1):
+            assert difference == 10 * i and half == pytest.approx(quantile * (2 / 5) ** 0.5, rel=0.001)
+    assert compare_with_control([[2.0], [3.0]], [1.0], 2) == [(1.0, None), (2.0, None)]
+
+
+def test_findings_compare_all_runs_of_a_row_with_those_of_the_base_row():
     rows = [
-        {"row": row, "seed": seed, "bleu": bleu + 10 * seed, "perplexity": perplexity * seed}
+        {"row": row, "seed": seed, "bleu": bleu + 0.01 * seed, "perplexity": perplexity + 0.001 * seed}
         for row, bleu, perplexity in (("base", 20.0, 8.0), ("A-h1", 19.0, 9.0), ("E-learned-positions", 20.1, 8.0))
-        for seed in (1, 2, 3)
+        for seed in (1, 2)
     ]
-    head, learned = judge_rows([*rows, {"row": "big", "seed": 4, "bleu": 1.0, "perplexity": 1.0}])
+    head, learned = judge_rows(rows)
     assert head.row == "A-h1" and head.bleu_verdict == head.perplexity_verdict == HOLDS
     assert learned.bleu_verdict == learned.perplexity_verdict == HOLDS
-    assert compare_with_base(rows, "A-h1").bleu == [-1, -1, -1]
+    assert head.bleu[0] == pytest.approx(-1) and head.log_perplexity[0] == pytest.approx(math.log(9 / 8), abs=1e-3)
+    assert judge_rows(rows[2:]) == [] == judge_rows(rows[:2])  # no base row; nothing to compare with it
+    assert {judged.bleu_verdict for judged in judge_rows(rows[::2])} == {UNSURE}  # one seed
 
 
 def test_a_row_given_twice_is_trained_once():
