@@ -141,7 +141,7 @@ def test_a_measured_claim_is_skipped(text, tmp_path, capsys, refused):
         main([*command, "--only", "label_smoothing,saturation,averaging"])
     first, error = capsys.readouterr()
     assert stopped.value.code == 2 and "label_smoothing: " in error and "has no rows base and D-ls0.0" in error
-    assert first.startswith("label_smoothing: not measured\nsaturation: holds: at d_k = 512, ")
+    assert first.startswith("label_smoothing: not measured\nsaturation: reproduced: at d_k = 512, ")
     assert "averaging: " in first and "nats per token" in first
     found = json.loads((tmp_path / "claims" / "averaging.json").read_text())
     assert found["claim"].startswith("The average of the last") and len(found["checkpoints"]) >= 2
