@@ -29,7 +29,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 
-from vaswani_transformer.atomic import atomic_file, atomic_folder
+from vaswani_transformer.atomic import atomic_file, atomic_folder, temporary_path
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.model_folder import MANIFEST, file_sha256, read_json_object, verify_manifest, write_json
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
@@ -244,9 +244,8 @@ def prune(root: Path, keep: int, every: int) -> None:
     kept = {folder.name for folder in regular_checkpoints(root, every)[:keep]} | {_read_pointer(root / "best")}
     for folder in list_checkpoints(root)[1:]:
         if folder.name not in kept:
-            temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")  # never half removed under its final name
-            os.replace(folder, temporary)
-            shutil.rmtree(temporary, ignore_errors=True)
+            with temporary_path(folder) as temporary:  # never half removed under its final name
+                shutil.move(folder, temporary)  # which copies what lies in another layer of a container's disk
 
 
 def regular_checkpoints(root: Path, every: int, last: int | None = None) -> list[Path]:
@@ -301,7 +300,7 @@ def intact_checkpoints(folders: list[Path], say: Callable[[str], None]) -> Itera
         except BrokenFileError as error:
             aside = folder.with_name(f"{folder.name}.broken")
             shutil.rmtree(aside, ignore_errors=True)
-            os.replace(folder, aside)
+            shutil.move(folder, aside)
             say(f"{error}; falling back to the previous checkpoint ({folder.name} is now {aside.name})")
         else:
             yield folder

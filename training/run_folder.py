@@ -86,8 +86,8 @@ def claim_output(output: Path, record: dict[str, Any], settings: Settings, say: 
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove temporary files of processes that were killed. Call it only while holding the run's lock."""
-    for path in folder.glob(".*.tmp"):  # .NAME.PID.tmp
+    """Remove temporary files of processes that were killed."""
+    for path in folder.glob(".*.*.tmp"):
         remove_stale(path.with_name(path.name[1:].rsplit(".", 2)[0]))
 
 
