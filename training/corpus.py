@@ -187,6 +187,8 @@ def load_corpus(
         cache.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as temporary:
             about = tokenise(texts, [tokenizer, target_tokenizer or tokenizer], settings, temporary, say)
+            if [text.fingerprint() for text in texts] != rules["texts"]:
+                raise InputError(f"{about['name']}: the text has changed while it was read; run the command again")
             files = {path.name: files_sha256(path) for path in sorted(temporary.iterdir())}
             write_json(temporary / "corpus.json", {**rules, **about, "files": files})
     except OSError:
@@ -306,14 +308,19 @@ def _file_parts(
 
 
 def open_corpus(folder: Path) -> Corpus:
-    """Open a tokenised corpus. Raises BrokenFileError naming a file whose hash differs from the recorded one."""
+    """Open a tokenised corpus. Raises BrokenFileError naming a file whose hash or size differs from the record."""
     try:
         about = read_json_object(folder / "corpus.json", "files", "tokens")
+        pairs, tokens = about["pairs"], about["tokens"]
+        sizes = dict(zip(FILES, (tokens["source"], tokens["target"], pairs, pairs, pairs), strict=True))
         arrays = []
-        for name, dtype in FILES.items():
-            if files_sha256(folder / name) != about["files"][name]:
-                raise BrokenFileError(f"{folder / name} has been altered (its sha256 differs from corpus.json)")
-            arrays.append(np.memmap(folder / name, dtype=dtype or about["dtype"], mode="r"))
+        for name, kind in FILES.items():
+            path, dtype = folder / name, np.dtype(kind or about["dtype"])
+            if files_sha256(path) != about["files"][name]:
+                raise BrokenFileError(f"{path} has been altered (its sha256 differs from corpus.json)")
+            if (found := path.stat().st_size) != sizes[name] * dtype.itemsize:
+                raise BrokenFileError(f"{path} has {found} bytes, not the {sizes[name]} {dtype}s of corpus.json")
+            arrays.append(np.memmap(path, dtype=dtype, mode="r"))
     except (OSError, KeyError, TypeError) as error:
         raise BrokenFileError(f"{folder}: not a complete tokenised corpus ({error!r})") from error
     return Corpus(*arrays, about=about)
