@@ -1,5 +1,6 @@
 """training/checkpoints.py: a checkpoint is complete or absent, and damage is detected."""
 
+import dataclasses
 import errno
 import itertools
 import os
@@ -8,6 +9,7 @@ import shutil
 import pytest
 import torch
 from conftest import flip_a_bit
+from saved_model import change_json
 
 from training import checkpoints, tensors
 from training.average import main as average
@@ -53,6 +55,21 @@ def test_a_flipped_bit_and_truncation_are_detected_in_every_file(root, damage):
         with pytest.raises(BrokenFileError, match=path.name):
             verify_manifest(root / "step-30", optimizer=True)
         path.write_bytes(intact)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "files is a dict; it must be a list"),
+        ([5], r"name of files\[0\] is 5"),
+        ([{"name": "a", "size": "5", "sha256": ""}], r"size of files\[0\] is '5'"),
+        ([{"name": "a", "size": 5}], r"sha256 of files\[0\] is None"),
+    ],
+)
+def test_a_wrong_type_in_a_manifest_is_named(root, files, message):
+    change_json(root / "step-30/manifest.json", files=files)
+    with pytest.raises(BrokenFileError, match=f"step-30/manifest.json: {message}"):
+        verify_manifest(root / "step-30")
 
 
 def test_a_damaged_checkpoint_is_moved_aside_and_named(root):
@@ -108,16 +125,44 @@ def test_moments_that_do_not_fit_the_model_are_refused(tmp_path):
     optimizer, path = torch.optim.Adam(model.parameters()), tmp_path / tensors.OPTIMIZER
     tensors.save_tensors(tensors.optimizer_tensors(model, optimizer), path)
     # With fp16 the first gradients may all be infinite, which leaves Adam without moments.
-    tensors.restore_optimizer(model, optimizer, tmp_path)
+    tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=0)
     assert not optimizer.state
+    with pytest.raises(BrokenFileError, match="optimizer.safetensors does not fit the model: it lacks exp_avg/bias"):
+        tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=1)
     tensors.save_tensors({"step/bias": torch.tensor(1.0)}, path)
     with pytest.raises(BrokenFileError, match=r"optimizer.safetensors does not fit the model: it lacks exp_avg/bias"):
-        tensors.restore_optimizer(model, optimizer, tmp_path)
+        tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=1)
     model(torch.ones(2)).sum().backward()
     optimizer.step()
     tensors.save_tensors(tensors.optimizer_tensors(model, optimizer) | {"exp_avg/bias": torch.zeros(1)}, path)
     with pytest.raises(BrokenFileError, match=r"exp_avg/bias has shape \(1,\), must be \(2,\)"):
-        tensors.restore_optimizer(model, optimizer, tmp_path)
+        tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=1)
+
+
+SCALER = {"scale": 8.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 7}
+
+
+def test_the_scale_of_an_fp16_run_is_restored_or_missed(tmp_path):
+    scaler = torch.amp.GradScaler("cpu")
+    checkpoints.restore_scaler(scaler, {"gradient_scaler": SCALER}, tmp_path)
+    assert scaler.state_dict() == SCALER
+    for saved, message in (
+        (None, "gradient_scaler is None; an fp16 run needs its scale"),
+        ({}, "gradient_scaler: scale is missing; it must be a number of at least 0"),
+        (SCALER | {"scale": "8"}, "gradient_scaler: scale is '8'; it must be a number of at least 0"),
+    ):
+        with pytest.raises(BrokenFileError, match=f"^{tmp_path}: {message}$"):
+            checkpoints.restore_scaler(scaler, {"gradient_scaler": saved}, tmp_path)
+
+
+def test_every_field_of_the_progress_is_needed(tmp_path):
+    whole = dataclasses.asdict(checkpoints.Progress(step=3, tokens=40))
+    assert checkpoints.Progress.read(whole, tmp_path) == checkpoints.Progress(step=3, tokens=40)
+    for field in whole:
+        with pytest.raises(BrokenFileError, match=f"^{tmp_path}: progress: {field} is missing; it must be"):
+            checkpoints.Progress.read({name: value for name, value in whole.items() if name != field}, tmp_path)
+        with pytest.raises(BrokenFileError, match=f"^{tmp_path}: progress: {field} is '3'; it must be"):
+            checkpoints.Progress.read(whole | {field: "3"}, tmp_path)
 
 
 def test_a_full_disk_is_refused_before_anything_is_written(root):

@@ -70,11 +70,14 @@ def restore_model(model: torch.nn.Module, folder: Path) -> None:
             parameter.copy_(fsdp.shard_like(tensors[name], parameter))
 
 
-def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Load a checkpoint's moments and step counts into the optimizer."""
+def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path, steps_taken: int) -> None:
+    """Load a checkpoint's moments and step counts into the optimizer.
+
+    steps_taken: with 0, there may be no moments: with fp16, the first gradients may all be infinite
+    """
     path = folder / OPTIMIZER
     tensors = load_tensors(path)
-    if not tensors:  # Adam had not taken a step: with fp16, the first gradients may all be infinite
+    if not tensors and steps_taken == 0:
         return
     parameters = dict(model.named_parameters())
     keys = ("step", "exp_avg", "exp_avg_sq")
