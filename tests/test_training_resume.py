@@ -13,7 +13,16 @@ from conftest import flip_a_bit, wait_until
 from safetensors.torch import save_file
 from saved_model import change_json
 from training_child import TrainingProcess
-from training_runs import COMPILED, ROOT, SMALL, assert_bit_identical, kill_and_resume, options_of, records_of
+from training_runs import (
+    COMPILED,
+    ROOT,
+    SMALL,
+    assert_bit_identical,
+    kill_and_resume,
+    options_of,
+    records_of,
+    write_in_capitals,
+)
 
 from training.checkpoints import write_manifest
 
@@ -155,6 +164,17 @@ def test_changes_of_recipe_text_tokenizer_and_processes_are_refused(start, text,
     start(ranks=2).ends(2, "processes was 1, is 2")
     assert (tmp_path / "run/run.json").read_text() == record
     start(ranks=2, allow_changed=True, max_steps=6).ends(0, "resuming a changed run: processes was 1, is 2")
+
+
+def test_another_validation_text_is_refused_or_begins_with_its_own_best_loss(stopped, start, tmp_path):
+    progress = json.loads((stopped / "trainer_state.json").read_text())["progress"]
+    change_json(stopped / "trainer_state.json", progress=progress | {"best_loss": 0.1, "best_step": 2})
+    write_manifest(stopped, [path for path in stopped.iterdir() if path.name != "manifest.json"])
+    write_in_capitals(tmp_path, "other", ["abcdefgh", "ha"])
+    keys = {"validation": [str(tmp_path / "other")], "max_steps": 6}
+    start(**keys).ends(2, "differs: validation sha256 was")
+    start(**keys, allow_changed=True).ends(0, "resuming a changed run: validation sha256 was")
+    assert (tmp_path / "run/checkpoints/best").read_text() == "step-6\n"
 
 
 @pytest.mark.slow

@@ -35,12 +35,12 @@ from vaswani_transformer.model_folder import MANIFEST, file_sha256, read_json_ob
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.training_run import RECORD, STATE, check_numbers, list_checkpoints, parse_step, read_run
 
-from . import tensors
-from .corpus import Corpora
+from . import machine, tensors
+from .corpus import VALIDATION_SHA256, Corpora
 from .model import Network
-from .recipe import CheckpointSettings, RunSettings
+from .recipe import CheckpointSettings, RunSettings, differences
 from .report import Reporter
-from .run_folder import check_unchanged, differences
+from .run_folder import check_unchanged
 
 MAX_BAD_STEPS = 10  # in a row, whose gradient is not finite
 
@@ -183,6 +183,11 @@ class Checkpointer:
         (folder,) = broadcast_object_list([folder])
         if folder is None:
             return Progress()
+        if not network.accelerator.is_main_process:
+            verify_manifest(folder, optimizer=True)
+        manifest = folder / MANIFEST
+        name = f"sha256 of {folder.name}/{MANIFEST}"
+        machine.check_same_on_all_processes({name: file_sha256(manifest) if manifest.is_file() else "missing"})
         progress = self._restore_state(folder)
         tensors.restore_model(network.model, folder)
         taken = progress.step - progress.skipped_steps
@@ -196,7 +201,11 @@ class Checkpointer:
         progress, environment = Progress.read(state["progress"], path), state["environment"]
         if progress.step != parse_step(folder):
             raise BrokenFileError(f"{path}: progress: step is {progress.step} in {folder.name}")
-        check_unchanged(state["fingerprint"], self.state["fingerprint"], self.run_settings, self.reporter.say)
+        before, now = state["fingerprint"], self.state["fingerprint"]
+        before.setdefault(VALIDATION_SHA256, now[VALIDATION_SHA256])  # earlier versions did not record it
+        check_unchanged(before, now, self.run_settings, self.reporter.say)
+        if before[VALIDATION_SHA256] != now[VALIDATION_SHA256]:  # losses of two texts cannot be compared
+            progress = dataclasses.replace(progress, best_loss=None, best_step=None, validations_since_best=0)
         for change in differences(environment, self.state["environment"]):
             self.reporter.say(f"warning: {change}: the last bits of the weights may differ from an uninterrupted run")
         scaler = self.network.accelerator.scaler

@@ -38,6 +38,7 @@ from .recipe import TextSettings, TokenizerSettings
 from .tokenizer import load_tokenizers, tokenizer_sha256
 
 FORMAT = 1
+VALIDATION_SHA256 = "validation sha256"  # in the state of a checkpoint
 # The files with their types, in the order of Corpus's fields; ids have the smallest type that the vocabulary allows.
 FILES = {
     "source.ids": None, "target.ids": None, "source.lengths": "int32", "target.lengths": "int32", "pairs.hash": "uint64"
@@ -103,8 +104,10 @@ class Corpora(NamedTuple):
     validation_sentences: tuple[list[str], list[str]]  # sources and references; empty unless asked for
 
     def sha256s(self) -> dict[str, Any]:
-        """Return hashes of the training text and the tokenizers, by name."""
-        hashes = {"corpus sha256": self.training.sha256, "tokenizer sha256": tokenizer_sha256(self.tokenizer)}
+        """Return hashes of the texts and the tokenizers, by name."""
+        hashes: dict[str, Any] = {"corpus sha256": self.training.sha256}
+        hashes["tokenizer sha256"] = tokenizer_sha256(self.tokenizer)
+        hashes[VALIDATION_SHA256] = None if self.validation is None else self.validation.sha256
         if self.target_tokenizer is not None:
             hashes["target tokenizer sha256"] = tokenizer_sha256(self.target_tokenizer)
         return hashes

@@ -19,7 +19,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import is_initialized
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
-from accelerate.utils import DistributedDataParallelKwargs, DynamoBackend, InitProcessGroupKwargs, LoggerType
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    DynamoBackend,
+    InitProcessGroupKwargs,
+    LoggerType,
+    gather_object,
+)
 from torch import distributed
 
 from vaswani_transformer import VaswaniTransformerConfig
@@ -27,7 +33,7 @@ from vaswani_transformer.errors import InputError, UnavailableError
 
 from .cost import training_memory
 from .launch import LAUNCHED
-from .recipe import BatchSettings, HardwareSettings, nearest
+from .recipe import BatchSettings, HardwareSettings, differences, nearest
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # a process that hangs in a step ends the run
 MAIN_PROCESS_TIMEOUT = timedelta(hours=12)  # while the main process reads the text or measures BLEU
@@ -82,6 +88,19 @@ def check_process_count(wanted: int | None, running: int) -> None:
         )
 
 
+def check_same_on_all_processes(facts: dict[str, Any]) -> None:
+    """Raise InputError on all processes if these facts, by name, differ between them; all must call this together.
+
+    Otherwise each process would train on its own text, or take its own steps, without an error.
+    """
+    first, *others = gather_object([facts])
+    for rank, other in enumerate(others, start=1):
+        if changes := differences(first, other, f"{{}} is {{}} on rank 0 and {{}} on rank {rank}"):
+            raise InputError(
+                f"the processes differ: {'; '.join(changes)}. Give them the same recipe, files and packages"
+            )
+
+
 def new_cpu_group(processes: int) -> distributed.ProcessGroup | None:
     """Return a gloo group of all processes, in which they wait for each other; None for a single process."""
     if processes == 1:
@@ -95,11 +114,16 @@ def wait_for_all(group: distributed.ProcessGroup | None) -> None:
         distributed.barrier(group)
 
 
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages that affect the weights."""
+    return {name: version(name) for name in ("torch", "numpy", "transformers", "tokenizers")}
+
+
 def describe_environment(accelerator: Accelerator, shard_weights: bool) -> dict[str, Any]:
     """Return what affects bit-exact results: hardware, libraries, and automatic choices."""
     environment: dict[str, Any] = {
         "python": sys.version.split()[0],
-        **{name: version(name) for name in ("torch", "numpy", "transformers", "tokenizers")},
+        **package_versions(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if accelerator.device.type == "cuda" else accelerator.device.type,
         "mixed_precision": str(accelerator.mixed_precision),

@@ -18,7 +18,7 @@ from vaswani_transformer.training_run import METRICS, RECORD
 
 from .model import model_config
 from .parallel_text import open_training_and_validation
-from .recipe import Recipe, RunSettings, Settings
+from .recipe import Recipe, RunSettings, Settings, differences
 
 FOLDERS = ("checkpoints", "corpus", TARGET_TOKENIZER)
 FILES = (RECORD, METRICS, "curve.png", MANIFEST, WEIGHTS, *SETTINGS_FILES)
@@ -119,16 +119,3 @@ def check_unchanged(
         )
     if changes:
         say(f"resuming a changed run: {changes}")
-
-
-def differences(before: dict[str, Any], now: dict[str, Any], table: str = "") -> list[str]:
-    """Describe every key whose value has changed. table: the start of each name, for the keys of a table"""
-    found = []
-    absent = "unset" if table else None  # a null in `model` overrides the preset
-    for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key, absent), now.get(key, absent)
-        if isinstance(old, dict) and isinstance(new, dict):
-            found += differences(old, new, f"{table}{key}.")
-        elif old != new:
-            found.append(f"{table}{key} was {old}, is {new}")
-    return found
