@@ -11,6 +11,7 @@ from conftest import file_size_limit, wait_until
 from safetensors.torch import load_file
 from training_runs import SMALL, assert_bit_identical, records_of, weights
 
+from training.corpus import read_corpora
 from training.recipe import load_recipe
 from training.report import Reporter
 from training.run_folder import describe_run
@@ -158,6 +159,27 @@ def test_overwrite_checks_the_new_run_before_removing_the_old(start, tmp_path):
         start(max_steps=6, overwrite=True, **keys).ends(2, message)
         assert weights(tmp_path / "run").keys() == trained.keys()
         assert (tmp_path / "run/checkpoints/latest").read_text() == "step-6\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"one line\n", "test.en has 1 lines, "),
+        (b"\xff\n" * 2, "test.en line 1: byte 0xff at column 1 is not UTF-8"),
+        (b"\n\n", "none of 2 pairs can be used"),
+    ],
+)
+def test_an_unusable_test_text_is_a_warning(text, tmp_path, content, message):
+    shutil.copytree(text, tmp_path / "text")
+    (tmp_path / "text/test.en").write_bytes(content)
+    (tmp_path / "text/test.de").write_text("a\nb\n")
+    keys = {"data": str(tmp_path / "text"), "test": "test", "vocab_size": "270"}
+    said, settings = [], load_recipe(None, keys).settings()
+    corpora = read_corpora(settings.text, settings.tokenizer, None, tmp_path, said.append)
+    assert len(corpora.training) == 120 and corpora.validation is not None
+    (warning,) = [line for line in said if line.startswith("warning")]
+    assert message in warning and "; training continues and does not check" in warning
+    assert said.index(warning) < len(said) - 1  # before the training text is read
 
 
 def test_a_nan_loss_is_null_in_the_log(tmp_path):

@@ -190,6 +190,14 @@ def test_a_launcher_that_starts_too_few_processes_is_detected(text, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_single_process_may_run_where_the_cluster_sets_an_address(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "node7")
+    launcher = launch(text, tmp_path, "--cpu", "--num_processes", "1", max_steps=6)
+    assert launcher.wait(200) == 0, (tmp_path / "log").read_text()
+    assert "1 process on cpu" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
 def test_two_hosts_equal_two_processes_on_one_host(text, tmp_path):
     """Both hosts are this machine, each with its own launcher."""
     keys = {"max_steps": 8, "save_every": 4, "validation": [], "validate_every": None}

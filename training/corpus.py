@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, compress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vaswani_transformer.atomic import atomic_folder
-from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.model_folder import files_sha256, read_json_object, write_json
 
 from .parallel_text import (
@@ -134,21 +134,23 @@ def read_corpora(
             f"at most {HELD_OUT_MOST:,} (--validation NAME uses a text of your own, --validation '[]' disables "
             "validation)"
         )
+    tokenizer, target_tokenizer = load_tokenizers(tokenizer_settings, initial_weights, output, training_texts, say)
+    cache = Path(text.cache) if text.cache else output / "corpus"
+    load = partial(
+        load_corpus, tokenizer=tokenizer, settings=text, cache=cache, say=say, target_tokenizer=target_tokenizer
+    )
+    # The short texts first, so that their errors do not wait for the training text.
+    validation = load(validation_texts) if validation_texts else None
+    test = None
     try:
-        test_texts = open_texts(text, text.test)
-    except InputError as error:  # a shipped recipe with the user's own text: training needs no test set
+        if test_texts := open_texts(text, text.test):
+            test = load(test_texts)
+    except (InputError, BrokenFileError, UnavailableError) as error:  # training needs no test set
         say(
             f"warning: {error}; training continues and does not check whether test pairs are in the training text "
             "(--test '[]' skips the check)"
         )
-        test_texts = []
-    tokenizer, target_tokenizer = load_tokenizers(tokenizer_settings, initial_weights, output, training_texts, say)
-    cache = Path(text.cache) if text.cache else output / "corpus"
-    training, validation, test = (
-        load_corpus(each, tokenizer, text, cache, say, target_tokenizer) if each else None
-        for each in (training_texts, validation_texts, test_texts)
-    )
-    assert training is not None
+    training = load(training_texts)
     for name, other in (("validation", validation), ("test", test)):
         if other is not None and (common := count_overlap(training, other)):
             say(f"warning: {common} of {len(other)} {name} pairs are also in the training text")

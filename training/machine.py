@@ -78,14 +78,27 @@ def check_process_count(wanted: int | None, running: int) -> None:
     """Raise UnavailableError unless as many processes run as the recipe or the launcher asked for.
 
     On a machine without GPUs `accelerate launch --cpu --num_processes 2` starts a single process without a warning; it
-    only sets the address of the process group.
+    only sets the address of the process group. Clusters may set this address as well, before the launcher starts.
     """
-    launched_as_one_of_several = running == 1 and {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= os.environ.keys()
+    launched_as_one_of_several = (
+        running == 1
+        and {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= os.environ.keys()
+        and b"MASTER_ADDR" not in launcher_variables()
+    )
     if launched_as_one_of_several or wanted not in (None, running):
         raise UnavailableError(
             f"{running} process{'es' if running > 1 else ''} running, {wanted or 'more'} requested; without GPUs, "
             f"start them with `accelerate launch --multi_gpu --num_processes {wanted or 'N'}` (gloo)"
         )
+
+
+def launcher_variables() -> set[bytes]:
+    """Return the names of the environment variables that the parent process was started with; {} if unknown."""
+    try:
+        environment = Path(f"/proc/{os.getppid()}/environ").read_bytes()
+    except OSError:  # not Linux, or the process of another user
+        return set()
+    return {variable.partition(b"=")[0] for variable in environment.split(b"\0")}
 
 
 def check_same_on_all_processes(facts: dict[str, Any]) -> None:
@@ -244,10 +257,10 @@ def choose_micro_batches(
     starting the kernels of a small micro-batch takes the host longer than computing it takes the GPU.
     A resumed run keeps its number, because it determines the pairs of a step.
     """
+    if settings.micro_batches == "auto" and saved:
+        return saved.get("micro_batches", settings.max_micro_batches)
     if settings.micro_batches != "auto" or device.type != "cuda":
         return settings.max_micro_batches
-    if saved:
-        return saved.get("micro_batches", settings.max_micro_batches)
     memory = USABLE_MEMORY * torch.cuda.get_device_properties(device).total_memory
     for number in range(processes, settings.max_micro_batches, processes):
         if training_memory(config, settings.tokens_per_step // number, device.type) <= memory:
