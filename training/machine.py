@@ -41,6 +41,7 @@ MAIN_PROCESS_TIMEOUT = timedelta(hours=12)  # while the main process reads the t
 # training_memory estimates 1.2 times what autograd keeps in float32, 1.9 times what it keeps in bfloat16. The rest of a
 # GPU's memory is for its libraries and for gaps between tensors.
 USABLE_MEMORY = 0.8
+SMALL_SHARE = 3_000  # tokens of a step for each GPU: half of the paper's (section 5.2)
 WORTH_COMPILING = 20_000  # steps; compiling the base model takes one to three minutes
 # On a CPU, torch's fused attention is faster than plain matrix products only for longer sentences (mean length).
 SHORT_SENTENCE = 60
@@ -90,6 +91,18 @@ def check_process_count(wanted: int | None, running: int) -> None:
             f"{running} process{'es' if running > 1 else ''} running, {wanted or 'more'} requested; without GPUs, "
             f"start them with `accelerate launch --multi_gpu --num_processes {wanted or 'N'}` (gloo)"
         )
+
+
+def small_share_warning(tokens_per_step: int, processes: int, device: torch.device) -> str | None:
+    """Return a warning if several GPUs divide a step that a single one could compute in about the same time."""
+    share = tokens_per_step // processes
+    if device.type != "cuda" or processes == 1 or share >= SMALL_SHARE:
+        return None
+    number = max(1, tokens_per_step // SMALL_SHARE)
+    return (
+        f"warning: {processes} GPUs share steps of {tokens_per_step:,} tokens, {share:,} each; a GPU needs more tokens "
+        f"to be busy, so train with --processes {number}, or with a larger tokens_per_step"
+    )
 
 
 def launcher_variables() -> set[bytes]:
