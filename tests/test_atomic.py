@@ -39,23 +39,6 @@ exit_cleanly(write, sys.argv[1:])
 """
 
 
-# For LD_PRELOAD: what CIFS, FUSE and FAT answer.
-POOR_FILE_SYSTEM = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <errno.h>
-#include <sys/stat.h>
-static int no(int error) { errno = error; return -1; }
-int flock(int descriptor, int operation) { return no(ENOLCK); }
-int chmod(const char *path, mode_t mode) { return no(EPERM); }
-int fchmod(int descriptor, mode_t mode) { return no(EPERM); }
-int fchmodat(int folder, const char *path, mode_t mode, int flags) { return no(EPERM); }
-int fsync(int descriptor) {
-    struct stat about;
-    int (*real)(int) = dlsym(RTLD_NEXT, "fsync");
-    return !fstat(descriptor, &about) && S_ISDIR(about.st_mode) ? no(EINVAL) : real(descriptor);
-}
-"""
 # A container has its own process numbers, all of which are small.
 IN_CONTAINER = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
 
@@ -140,18 +123,6 @@ def test_containers_that_share_a_folder_do_not_remove_each_others_files(tmp_path
     end(second, signal.SIGKILL)
     wait_until(lambda: remove_stale(tmp_path / "out") or len(list(tmp_path.iterdir())) == 1)
     finish(first, tmp_path / "out")
-
-
-@pytest.fixture(scope="session")
-def poor_file_system(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that makes every file system behave like one without locks, permissions and fsync of folders."""
-    if shutil.which("gcc") is None:
-        pytest.skip("needs a C compiler")
-    source = tmp_path_factory.mktemp("library") / "poor.c"
-    source.write_text(POOR_FILE_SYSTEM)
-    library = source.with_suffix(".so")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    return library
 
 
 def test_file_systems_without_locks_permissions_and_fsync_of_folders_are_written(

@@ -8,6 +8,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from vaswani_transformer.atomic import set_mode
 from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.model_folder import OPTIMIZER, WEIGHTS, check_readable
 
@@ -48,7 +49,7 @@ def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
     # safetensors creates files that only their owner can read; the folder's mode follows the umask.
-    path.chmod(path.parent.stat().st_mode & 0o666)
+    set_mode(path, path.parent.stat().st_mode & 0o666)
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:

@@ -68,7 +68,7 @@ def train(recipe: Recipe, change: Callable[[Any], None] | None = None) -> None:
         choices = {"mixed_precision": accelerator.mixed_precision, "FSDP": shard_weights}
         machine.check_same_on_all_processes({**recipe.shared_keys(), **machine.package_versions(), **choices})
         if accelerator.is_main_process:
-            stack.enter_context(lock_run(output))
+            stack.enter_context(lock_run(output, reporter.say))
             claim_output(output, record, settings, reporter.say)
         accelerator.wait_for_everyone()
         with default_signal_handlers():  # there is nothing to save yet, and reading the text may take an hour
