@@ -5,11 +5,14 @@ import errno
 import itertools
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
 from conftest import flip_a_bit
 from saved_model import change_json
+from training_runs import ROOT
 
 from training import checkpoints, tensors
 from training.average import main as average
@@ -179,6 +182,39 @@ def test_pruning_keeps_regular_newest_and_best_checkpoints(root):
     checkpoints.save_checkpoint(root, 50, write_step(50))
     checkpoints.prune(root, keep=2, every=10)
     assert names(checkpoints.list_checkpoints(root)) == ["step-50", "step-40", "step-10"]
+
+
+IN_LAYERS = """
+import sys
+from pathlib import Path
+from training.checkpoints import newest_intact, prune
+root = Path(sys.argv[1])
+prune(root, keep=0, every=10)
+print([path.name for path in root.glob("step-*")])
+(root / "step-30/manifest.json").unlink()
+try:
+    newest_intact(root, lambda _: None)
+except ValueError:
+    print([path.name for path in root.glob("step-*")])
+"""
+
+
+@pytest.mark.slow
+def test_checkpoints_in_the_layer_of_a_container_image_are_removed_and_set_aside(root, tmp_path):
+    """They belong to the image: the overlay file system cannot rename their folders."""
+    folders = [tmp_path / name for name in ("upper", "work", "merged")]
+    for folder in folders:
+        folder.mkdir()
+    upper, work, merged = folders
+    mount = f"mount -t overlay overlay -o userxattr,lowerdir={root},upperdir={upper},workdir={work} {merged}"
+    unshare = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if subprocess.run([*unshare, mount], capture_output=True).returncode:
+        pytest.skip("this system mounts no overlay")
+    command = f'{mount} && exec "$0" -c "$1" {merged}'
+    ended = subprocess.run(
+        [*unshare, command, sys.executable, IN_LAYERS], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert ended.stdout == "['step-30']\n['step-30.broken']\n", ended.stderr
 
 
 def test_weights_of_another_model_are_refused(tiny_model, tmp_path):
