@@ -50,6 +50,12 @@ def test_the_newest_checkpoint_is_found_even_if_latest_is_stale(root):
     torch.testing.assert_close(tensors.load_tensors(root / "step-30/model.safetensors")["a"], TENSORS["a"] * 30)
 
 
+def test_a_pointer_that_is_no_text_is_replaced(root):
+    (root / "latest").write_bytes(b"\xff\xfe")
+    assert checkpoints.newest_intact(root, pytest.fail) == root / "step-30"
+    assert (root / "latest").read_text() == "step-30\n"
+
+
 @pytest.mark.parametrize("damage", [lambda raw: raw[: len(raw) // 2], lambda raw: bytes([raw[0] ^ 1]) + raw[1:]])
 def test_a_flipped_bit_and_truncation_are_detected_in_every_file(root, damage):
     for path in (root / "step-30").iterdir():

@@ -358,4 +358,4 @@ def _write_pointer(pointer: Path, name: str) -> None:
 
 
 def _read_pointer(pointer: Path) -> str | None:
-    return pointer.read_text().strip() if pointer.is_file() else None
+    return pointer.read_text(errors="replace").strip() if pointer.is_file() else None
