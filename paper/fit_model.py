@@ -10,9 +10,8 @@ from torch import nn
 
 from training.batches import to_device
 from training.machine import make_accelerator
-from training.recipe import Recipe
+from training.recipe import Recipe, differences
 from training.report import Reporter
-from training.run_folder import differences
 from training.schedule import linear_decay
 from training.stopping import Signals
 from training.train import Run

@@ -5,7 +5,9 @@ import csv
 import math
 import os
 import resource
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -219,3 +221,34 @@ def random_sentences(seed: int, count: int, vocab_size: int, longest: int) -> li
         words = torch.randint(4, vocab_size, (length,), generator=generator).tolist()
         sentences.append([*words, 2])
     return sentences
+
+
+# For LD_PRELOAD: what CIFS, FUSE and FAT answer.
+POOR_FILE_SYSTEM = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <sys/stat.h>
+static int no(int error) { errno = error; return -1; }
+int flock(int descriptor, int operation) { return no(ENOLCK); }
+int chmod(const char *path, mode_t mode) { return no(EPERM); }
+int fchmod(int descriptor, mode_t mode) { return no(EPERM); }
+int fchmodat(int folder, const char *path, mode_t mode, int flags) { return no(EPERM); }
+int fsync(int descriptor) {
+    struct stat about;
+    int (*real)(int) = dlsym(RTLD_NEXT, "fsync");
+    return !fstat(descriptor, &about) && S_ISDIR(about.st_mode) ? no(EINVAL) : real(descriptor);
+}
+"""
+
+
+@pytest.fixture(scope="session")
+def poor_file_system(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that makes every file system behave like one without locks, permissions and fsync of folders."""
+    if shutil.which("gcc") is None:
+        pytest.skip("needs a C compiler")
+    source = tmp_path_factory.mktemp("library") / "poor.c"
+    source.write_text(POOR_FILE_SYSTEM)
+    library = source.with_suffix(".so")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return library

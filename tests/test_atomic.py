@@ -1,18 +1,19 @@
 """A file or folder appears under its name only when it is complete, however its writer ends."""
 
+import errno
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import ENVIRONMENT, file_size_limit
+from conftest import ENVIRONMENT, file_size_limit, wait_until
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -38,15 +39,19 @@ exit_cleanly(write, sys.argv[1:])
 """
 
 
-def start_writing(path: Path) -> subprocess.Popen[str]:
-    """Start a process and return while it is writing the folder `path`."""
+# A container has its own process numbers, all of which are small.
+IN_CONTAINER = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
+
+
+def start_writing(path: Path, prefix: Sequence[str] = (), library: Path | None = None) -> subprocess.Popen[str]:
+    """Start a process and return while it is writing the folder `path`. library: preloaded"""
     process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(path)],
+        [*prefix, sys.executable, "-c", WRITER, str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env=ENVIRONMENT,
+        env=ENVIRONMENT | ({} if library is None else {"LD_PRELOAD": str(library)}),
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "writing\n"
@@ -62,7 +67,8 @@ def end(process: subprocess.Popen[str], number: int) -> int:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_leaves_no_files_behind(tmp_path: Path, number: int) -> None:
     process = start_writing(tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == [f".out.{process.pid}.tmp"]
+    (temporary,) = tmp_path.iterdir()
+    assert re.fullmatch(r"\.out\.\w+-\w+\.tmp", temporary.name)
     assert end(process, number) == 128 + number
     assert not list(tmp_path.iterdir())
 
@@ -70,25 +76,73 @@ def test_a_signal_leaves_no_files_behind(tmp_path: Path, number: int) -> None:
 def test_the_next_writer_removes_leftovers_of_a_killed_one(tmp_path: Path) -> None:
     process = start_writing(tmp_path / "out")
     assert end(process, signal.SIGKILL) == -signal.SIGKILL
-    (tmp_path / f".out.{os.getpid()}.tmp" / "inner").mkdir(parents=True)  # containers often repeat process numbers
-    theirs = [tmp_path / f".{name}.{process.pid}.tmp" for name in ("other", "out.2")]
+    (leftover,) = tmp_path.iterdir()
+    theirs = [tmp_path / leftover.name.replace("out", name) for name in ("other", "out.2")]
     for path in theirs:
-        path.touch()
+        path.mkdir()
     with atomic_file(tmp_path / "out") as stream:
         stream.write(b"complete")
     assert (tmp_path / "out").read_bytes() == b"complete"
-    assert sorted(tmp_path.iterdir()) == [*theirs, tmp_path / "out"]
+    assert sorted(tmp_path.iterdir()) == sorted([*theirs, tmp_path / "out"])
+
+
+def test_leftovers_of_other_machines_are_removed_after_a_day(tmp_path: Path) -> None:
+    """A file system may pass no locks on to other machines. Earlier versions used process numbers."""
+    for name in (".out.0123abcd-89ef4567.tmp", ".out.123.tmp"):
+        (tmp_path / name / "inner").mkdir(parents=True)
+        remove_stale(tmp_path / "out")
+        assert (tmp_path / name / "inner").is_dir()
+        os.utime(tmp_path / name, (0, 0))
+        remove_stale(tmp_path / "out")  # something in it is younger
+        assert (tmp_path / name / "inner").is_dir()
+        os.utime(tmp_path / name / "inner", (0, 0))
+        remove_stale(tmp_path / "out")
+        assert not (tmp_path / name).exists()
+
+
+def finish(process: subprocess.Popen[str], out: Path) -> None:
+    process.communicate("continue\n", timeout=100)
+    assert process.returncode == 0
+    assert [path.name for path in out.parent.iterdir()] == [out.name]
+    assert (out / "inner" / "weights").read_bytes() == b"half"
 
 
 def test_files_of_a_running_process_are_not_removed(tmp_path: Path) -> None:
     process = start_writing(tmp_path / "out")
-    (theirs,) = tmp_path.iterdir()
     remove_stale(tmp_path / "out")
-    assert (theirs / "inner" / "weights").read_bytes() == b"half"
-    process.communicate("continue\n", timeout=100)
-    assert process.returncode == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert (tmp_path / "out" / "inner" / "weights").read_bytes() == b"half"
+    finish(process, tmp_path / "out")
+
+
+def test_containers_that_share_a_folder_do_not_remove_each_others_files(tmp_path: Path) -> None:
+    """In both, the writer has the same process number."""
+    if subprocess.run([*IN_CONTAINER, "true"], capture_output=True).returncode:
+        pytest.skip("this system allows no process namespaces")
+    first, second = (start_writing(tmp_path / "out", IN_CONTAINER) for _ in range(2))
+    remove_stale(tmp_path / "out")
+    assert len(list(tmp_path.iterdir())) == 2
+    end(second, signal.SIGKILL)
+    wait_until(lambda: remove_stale(tmp_path / "out") or len(list(tmp_path.iterdir())) == 1)
+    finish(first, tmp_path / "out")
+
+
+def test_file_systems_without_locks_permissions_and_fsync_of_folders_are_written(
+    tmp_path: Path, poor_file_system: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    process = start_writing(tmp_path / "out", library=poor_file_system)
+    other = start_writing(tmp_path / "out", library=poor_file_system)
+    assert len(list(tmp_path.iterdir())) == 3  # without locks, nobody knows whether the first one has ended
+    end(other, signal.SIGTERM)
+    finish(process, tmp_path / "out")
+
+
+def test_a_failed_fsync_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)  # no disk here is broken
+    with pytest.raises(OSError, match=f"Input/output error: '{tmp_path / 'out'}'$"), atomic_file(tmp_path / "out"):
+        pass
 
 
 def test_every_byte_is_on_disk_before_the_name_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +150,7 @@ def test_every_byte_is_on_disk_before_the_name_appears(tmp_path: Path, monkeypat
     fsync, replace = os.fsync, os.replace
 
     def record_fsync(descriptor: int) -> None:
-        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name.removesuffix(".tmp"))
+        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
         fsync(descriptor)
 
     def record_replace(source: Path, target: Path) -> None:
@@ -108,12 +162,12 @@ def test_every_byte_is_on_disk_before_the_name_appears(tmp_path: Path, monkeypat
     with atomic_folder(tmp_path / "model") as folder:
         (folder / "inner").mkdir()
         (folder / "inner" / "weights").write_bytes(b"weights")
-    assert set(events[:-2]) == {"inner", "weights", f".model.{os.getpid()}"}
+    assert set(events[:-2]) == {"inner", "weights", "model"}
     assert events[-2:] == ["rename to model", tmp_path.name]
     events.clear()
     with atomic_file(tmp_path / "file") as stream:
         stream.write(b"text")
-    assert events == [f".file.{os.getpid()}", "rename to file", tmp_path.name]
+    assert events == ["file", "rename to file", tmp_path.name]
 
 
 def test_devices_and_pipes_are_written_directly(tmp_path: Path) -> None:
@@ -146,7 +200,8 @@ def test_a_replaced_file_keeps_its_permissions(tmp_path: Path, mode: int) -> Non
     (tmp_path / "out").chmod(mode)
     with atomic_file(tmp_path / "out") as stream:
         stream.write(b"line\n")
-        assert [file.stat().st_mode & 0o777 for file in tmp_path.iterdir()] == [mode, mode]  # the temporary one, too
+        files = [file for file in tmp_path.rglob("*") if file.is_file()]
+        assert [file.stat().st_mode & 0o777 for file in files] == [mode, mode]  # the temporary one, too
     assert (tmp_path / "out").read_text() == "line\n" and (tmp_path / "out").stat().st_mode & 0o777 == mode
 
 

@@ -1,13 +1,18 @@
 """training/checkpoints.py: a checkpoint is complete or absent, and damage is detected."""
 
+import dataclasses
 import errno
 import itertools
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
 from conftest import flip_a_bit
+from saved_model import change_json
+from training_runs import ROOT
 
 from training import checkpoints, tensors
 from training.average import main as average
@@ -45,6 +50,12 @@ def test_the_newest_checkpoint_is_found_even_if_latest_is_stale(root):
     torch.testing.assert_close(tensors.load_tensors(root / "step-30/model.safetensors")["a"], TENSORS["a"] * 30)
 
 
+def test_a_pointer_that_is_no_text_is_replaced(root):
+    (root / "latest").write_bytes(b"\xff\xfe")
+    assert checkpoints.newest_intact(root, pytest.fail) == root / "step-30"
+    assert (root / "latest").read_text() == "step-30\n"
+
+
 @pytest.mark.parametrize("damage", [lambda raw: raw[: len(raw) // 2], lambda raw: bytes([raw[0] ^ 1]) + raw[1:]])
 def test_a_flipped_bit_and_truncation_are_detected_in_every_file(root, damage):
     for path in (root / "step-30").iterdir():
@@ -53,6 +64,21 @@ def test_a_flipped_bit_and_truncation_are_detected_in_every_file(root, damage):
         with pytest.raises(BrokenFileError, match=path.name):
             verify_manifest(root / "step-30", optimizer=True)
         path.write_bytes(intact)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "files is a dict; it must be a list"),
+        ([5], r"name of files\[0\] is 5"),
+        ([{"name": "a", "size": "5", "sha256": ""}], r"size of files\[0\] is '5'"),
+        ([{"name": "a", "size": 5}], r"sha256 of files\[0\] is None"),
+    ],
+)
+def test_a_wrong_type_in_a_manifest_is_named(root, files, message):
+    change_json(root / "step-30/manifest.json", files=files)
+    with pytest.raises(BrokenFileError, match=f"step-30/manifest.json: {message}"):
+        verify_manifest(root / "step-30")
 
 
 def test_a_damaged_checkpoint_is_moved_aside_and_named(root):
@@ -108,16 +134,44 @@ def test_moments_that_do_not_fit_the_model_are_refused(tmp_path):
     optimizer, path = torch.optim.Adam(model.parameters()), tmp_path / tensors.OPTIMIZER
     tensors.save_tensors(tensors.optimizer_tensors(model, optimizer), path)
     # With fp16 the first gradients may all be infinite, which leaves Adam without moments.
-    tensors.restore_optimizer(model, optimizer, tmp_path)
+    tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=0)
     assert not optimizer.state
+    with pytest.raises(BrokenFileError, match="optimizer.safetensors does not fit the model: it lacks exp_avg/bias"):
+        tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=1)
     tensors.save_tensors({"step/bias": torch.tensor(1.0)}, path)
     with pytest.raises(BrokenFileError, match=r"optimizer.safetensors does not fit the model: it lacks exp_avg/bias"):
-        tensors.restore_optimizer(model, optimizer, tmp_path)
+        tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=1)
     model(torch.ones(2)).sum().backward()
     optimizer.step()
     tensors.save_tensors(tensors.optimizer_tensors(model, optimizer) | {"exp_avg/bias": torch.zeros(1)}, path)
     with pytest.raises(BrokenFileError, match=r"exp_avg/bias has shape \(1,\), must be \(2,\)"):
-        tensors.restore_optimizer(model, optimizer, tmp_path)
+        tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=1)
+
+
+SCALER = {"scale": 8.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 7}
+
+
+def test_the_scale_of_an_fp16_run_is_restored_or_missed(tmp_path):
+    scaler = torch.amp.GradScaler("cpu")
+    checkpoints.restore_scaler(scaler, {"gradient_scaler": SCALER}, tmp_path)
+    assert scaler.state_dict() == SCALER
+    for saved, message in (
+        (None, "gradient_scaler is None; an fp16 run needs its scale"),
+        ({}, "gradient_scaler: scale is missing; it must be a number of at least 0"),
+        (SCALER | {"scale": "8"}, "gradient_scaler: scale is '8'; it must be a number of at least 0"),
+    ):
+        with pytest.raises(BrokenFileError, match=f"^{tmp_path}: {message}$"):
+            checkpoints.restore_scaler(scaler, {"gradient_scaler": saved}, tmp_path)
+
+
+def test_every_field_of_the_progress_is_needed(tmp_path):
+    whole = dataclasses.asdict(checkpoints.Progress(step=3, tokens=40))
+    assert checkpoints.Progress.read(whole, tmp_path) == checkpoints.Progress(step=3, tokens=40)
+    for field in whole:
+        with pytest.raises(BrokenFileError, match=f"^{tmp_path}: progress: {field} is missing; it must be"):
+            checkpoints.Progress.read({name: value for name, value in whole.items() if name != field}, tmp_path)
+        with pytest.raises(BrokenFileError, match=f"^{tmp_path}: progress: {field} is '3'; it must be"):
+            checkpoints.Progress.read(whole | {field: "3"}, tmp_path)
 
 
 def test_a_full_disk_is_refused_before_anything_is_written(root):
@@ -134,6 +188,39 @@ def test_pruning_keeps_regular_newest_and_best_checkpoints(root):
     checkpoints.save_checkpoint(root, 50, write_step(50))
     checkpoints.prune(root, keep=2, every=10)
     assert names(checkpoints.list_checkpoints(root)) == ["step-50", "step-40", "step-10"]
+
+
+IN_LAYERS = """
+import sys
+from pathlib import Path
+from training.checkpoints import newest_intact, prune
+root = Path(sys.argv[1])
+prune(root, keep=0, every=10)
+print([path.name for path in root.glob("step-*")])
+(root / "step-30/manifest.json").unlink()
+try:
+    newest_intact(root, lambda _: None)
+except ValueError:
+    print([path.name for path in root.glob("step-*")])
+"""
+
+
+@pytest.mark.slow
+def test_checkpoints_in_the_layer_of_a_container_image_are_removed_and_set_aside(root, tmp_path):
+    """They belong to the image: the overlay file system cannot rename their folders."""
+    folders = [tmp_path / name for name in ("upper", "work", "merged")]
+    for folder in folders:
+        folder.mkdir()
+    upper, work, merged = folders
+    mount = f"mount -t overlay overlay -o userxattr,lowerdir={root},upperdir={upper},workdir={work} {merged}"
+    unshare = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if subprocess.run([*unshare, mount], capture_output=True).returncode:
+        pytest.skip("this system mounts no overlay")
+    command = f'{mount} && exec "$0" -c "$1" {merged}'
+    ended = subprocess.run(
+        [*unshare, command, sys.executable, IN_LAYERS], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert ended.stdout == "['step-30']\n['step-30.broken']\n", ended.stderr
 
 
 def test_weights_of_another_model_are_refused(tiny_model, tmp_path):

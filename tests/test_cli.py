@@ -318,7 +318,8 @@ from pathlib import Path
 from vaswani_transformer import programs
 from training import launch
 programs.repository_root = lambda: Path(sys.argv[1])
-raise SystemExit(launch.launch("training", sys.argv[2:], 2))
+processes = None if sys.argv[2] == "null" else int(sys.argv[2])
+raise SystemExit(launch.launch("training", sys.argv[3:], processes))
 """
 
 
@@ -329,7 +330,7 @@ def test_a_signal_reaches_every_training_process_once(tmp_path, number):
     (tmp_path / "training" / "__main__.py").write_text(PROGRAM)
     shutil.copy(ROOT / "training" / "launch.py", tmp_path / "training")
     launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, tmp_path, "--config", "a b", "--", "-x"],
+        [sys.executable, "-c", LAUNCH, tmp_path, "2", "--config", "a b", "--", "-x"],
         env=ENVIRONMENT | {"HF_HOME": str(tmp_path)},
         stdout=subprocess.PIPE,
         start_new_session=True,  # no terminal
@@ -340,6 +341,31 @@ def test_a_signal_reaches_every_training_process_once(tmp_path, number):
     launcher.send_signal(number)
     out, _ = launcher.communicate(timeout=300)
     assert (out, launcher.returncode) == (f"stopped by {int(number)}\n".encode() * 2, 128 + number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "processes", "started"),
+    [("NO", "2", 2), ("NO", "null", 1), ("MULTI_CPU", "2", 2), ("FSDP", "2", 2), ("FSDP", "null", 3), ("NO", "1", 1)],
+)
+def test_processes_override_the_configuration_of_accelerate(tmp_path, kind, processes, started):
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "__init__.py").touch()
+    program = "import os\nos.write(1, os.environ.get('ACCELERATE_USE_FSDP', 'false').encode() + b'\\n')\n"
+    (tmp_path / "training" / "__main__.py").write_text(program)
+    shutil.copy(ROOT / "training" / "launch.py", tmp_path / "training")
+    config = tmp_path / "accelerate" / "default_config.yaml"
+    config.parent.mkdir()
+    content = {"compute_environment": "LOCAL_MACHINE", "distributed_type": kind, "mixed_precision": "no"}
+    content |= {"num_processes": 3 if kind == "FSDP" else 1, "num_machines": 1, "use_cpu": True}
+    config.write_text(json.dumps(content | ({"fsdp_config": {"fsdp_version": 2}} if kind == "FSDP" else {})))
+    ended = subprocess.run(
+        [sys.executable, "-c", LAUNCH, tmp_path, processes],
+        env=ENVIRONMENT | {"HF_HOME": str(tmp_path)}, capture_output=True, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == f"{kind == 'FSDP'}\n".lower() * started
+    assert (f"{config} chooses the number of processes" in ended.stderr) == (processes == "null")
 
 
 def test_signals_and_job_control_reach_a_training_in_one_process(text, tmp_path):

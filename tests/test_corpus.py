@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from saved_model import change_json
 
 from training.corpus import FILES, count_overlap, load_corpus, open_corpus
 from training.parallel_text import (
+    ParallelText,
     count_pairs,
     holds_out_validation,
     open_texts,
@@ -256,6 +258,34 @@ def test_a_damaged_cache_is_named_and_tokenised_again(tmp_path, load, name, dama
     assert again.sha256 == corpus.sha256
     assert f"{name} has been altered" in said[0] and "tokenising again" in said[0]
     assert load()[1] == []
+
+
+def test_a_cache_with_fewer_pairs_than_it_records_is_tokenised_again(tmp_path, load):
+    """The record comes from one process and the files from another, if both wrote the same folder."""
+    write_both(tmp_path)
+    load()
+    (folder,) = (tmp_path / "cache").iterdir()
+    about = json.loads((folder / "corpus.json").read_text())
+    change_json(folder / "corpus.json", pairs=about["pairs"] + 1)
+    with pytest.raises(BrokenFileError, match=r"source.lengths has 16 bytes, not the 5 int32s of corpus.json"):
+        open_corpus(folder)
+    corpus, said = load()
+    assert len(corpus) == 4 and "tokenising again" in said[0]
+
+
+def test_a_text_that_grows_while_it_is_read_is_refused(tmp_path, tokenizer, recipe_for):
+    write_both(tmp_path)
+    recipe = recipe_for()
+    (text,) = open_texts(recipe, ["train"])
+
+    def chunks():
+        write_both(tmp_path, ENGLISH * 2, GERMAN * 2)
+        yield from text.chunks()
+
+    growing = ParallelText(text.name, chunks, text.fingerprint)
+    with pytest.raises(InputError, match="train: the text has changed while it was read; run the command again"):
+        load_corpus([growing], tokenizer, recipe, tmp_path / "cache", lambda _: None)
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_the_columns_of_a_table_follow_the_languages(tmp_path, load, tokenizer):

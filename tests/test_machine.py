@@ -72,7 +72,8 @@ def test_a_resumed_run_keeps_what_was_chosen_for_it(gpu, monkeypatch):
     gpu()
     saved = {"mixed_precision": "no", "corpus sha256": "..."}
     assert choose_micro_batches(recipe_of(), BIG, CUDA, 1, saved) == 8
-    assert choose_micro_batches(recipe_of(), BIG, CUDA, 1, saved | {"micro_batches": 2}) == 2
+    for device in (CUDA, CPU):  # a run from a GPU may end on a CPU
+        assert choose_micro_batches(recipe_of(), BIG, device, 1, saved | {"micro_batches": 2}) == 2
     assert choose_compiler(recipe_of(), CUDA, 100_000, 1, saved) == DynamoBackend.NO
     assert choose_compiler(recipe_of(), CUDA, 100, 1, saved | {"compiler": "inductor"}) == DynamoBackend.INDUCTOR
     assert choose_precision(None, saved) == "no"
@@ -164,3 +165,15 @@ def test_a_compiler_that_cannot_work_is_refused(gpu):
         check_compiler(recipe_of(compile="yes"), CPU, True)
     check_compiler(recipe_of(compile="yes"), CPU, False)
     check_compiler(recipe_of(), CUDA, True)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "processes", "device", "advised"),
+    [(2000, 8, CUDA, 1), (8192, 8, CUDA, 2), (50000, 8, CUDA, None), (2000, 1, CUDA, None), (2000, 8, CPU, None)],
+)
+def test_gpus_that_share_a_small_step_are_a_warning(tokens, processes, device, advised):
+    warning = machine.small_share_warning(tokens, processes, device)
+    assert (warning is None) == (advised is None)
+    if warning is not None:
+        assert f"{processes} GPUs share steps of {tokens:,} tokens, {tokens // processes:,} each" in warning
+        assert f"--processes {advised}, or" in warning

@@ -1,20 +1,23 @@
 """Errors in the recipe, the disk and the gradients are reported in one line."""
 
 import contextlib
+import os
 import re
 import shutil
+import subprocess
 import sys
 
 import pytest
 import torch
 from conftest import file_size_limit, wait_until
 from safetensors.torch import load_file
-from training_runs import SMALL, assert_bit_identical, records_of, weights
+from training_runs import ROOT, SMALL, assert_bit_identical, options_of, records_of, weights
 
+from training.corpus import read_corpora
 from training.recipe import load_recipe
 from training.report import Reporter
-from training.run_folder import describe_run
-from vaswani_transformer.errors import UnavailableError
+from training.run_folder import describe_run, lock_run
+from vaswani_transformer.errors import BrokenFileError, UnavailableError
 from vaswani_transformer.training_run import read_curves
 
 
@@ -160,12 +163,72 @@ def test_overwrite_checks_the_new_run_before_removing_the_old(start, tmp_path):
         assert (tmp_path / "run/checkpoints/latest").read_text() == "step-6\n"
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"one line\n", "test.en has 1 lines, "),
+        (b"\xff\n" * 2, "test.en line 1: byte 0xff at column 1 is not UTF-8"),
+        (b"\n\n", "none of 2 pairs can be used"),
+    ],
+)
+def test_an_unusable_test_text_is_a_warning(text, tmp_path, content, message):
+    shutil.copytree(text, tmp_path / "text")
+    (tmp_path / "text/test.en").write_bytes(content)
+    (tmp_path / "text/test.de").write_text("a\nb\n")
+    keys = {"data": str(tmp_path / "text"), "test": "test", "vocab_size": "270"}
+    said, settings = [], load_recipe(None, keys).settings()
+    corpora = read_corpora(settings.text, settings.tokenizer, None, tmp_path, said.append)
+    assert len(corpora.training) == 120 and corpora.validation is not None
+    (warning,) = [line for line in said if line.startswith("warning")]
+    assert message in warning and "; training continues and does not check" in warning
+    assert said.index(warning) < len(said) - 1  # before the training text is read
+
+
 def test_a_nan_loss_is_null_in_the_log(tmp_path):
     reporter = Reporter(True)
     reporter.start(tmp_path, None, 0, 9)
     reporter.write({"event": "validation", "step": 1, "validation_loss": float("nan")})
     assert records_of(tmp_path) == [{"event": "validation", "step": 1, "validation_loss": None}]
     assert read_curves(tmp_path / "metrics.jsonl")["validation_loss"] == {}
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "checkpoints", "corpus"])
+def test_a_link_in_a_received_run_is_not_followed(start, tmp_path, name):
+    start(max_steps=6).ends()
+    own, target = tmp_path / "run" / name, tmp_path / "target"
+    if own.is_dir():
+        own.rename(target)
+    else:
+        target.write_text("precious, no line end")
+        own.unlink()
+    before = {path: path.read_bytes() for path in [target, *target.rglob("*")] if path.is_file()}
+    own.symlink_to(target)
+    start(max_steps=9).ends(3, f"{own} is a symbolic link")
+    assert {path: path.read_bytes() for path in [target, *target.rglob("*")] if path.is_file()} == before
+    if target.is_file():
+        own.unlink()
+        own.hardlink_to(target)
+        start(max_steps=9).ends()
+        assert target.read_text() == "precious, no line end" and own.read_bytes() and own.stat().st_nlink == 1
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl"])
+def test_a_named_pipe_in_a_received_run_is_refused(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(BrokenFileError, match=f"{name} is not a regular file; remove it"):
+        Reporter(True).start(tmp_path, None, 0, 9)
+        lock_run(tmp_path, pytest.fail)
+
+
+@pytest.mark.slow
+def test_a_run_works_without_locks_permissions_and_fsync_of_folders(text, tmp_path, uninterrupted, poor_file_system):
+    command = [sys.executable, "-m", "training"]
+    command += options_of(SMALL | {"data": str(text), "output_dir": str(tmp_path / "run")})
+    environment = os.environ | {"LD_PRELOAD": str(poor_file_system), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stderr
+    assert f"{tmp_path / 'run'} is on a file system without locks; do not start a second run" in ended.stderr
+    assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
 
 
 @pytest.mark.parametrize("state", ["full", "closed"])

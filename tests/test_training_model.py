@@ -177,6 +177,22 @@ def test_the_plan_accepts_a_smaller_target_vocabulary(folder):
     assert plan["vocabulary"] == 300 and plan["tokens_per_second"] > 0
 
 
+def test_the_plan_for_a_dataset_on_the_hub_has_the_vocabulary_of_the_weights(folder):
+    saved_model(folder / "model")
+    keys = {"initial_weights": str(folder / "model"), "model": {}, "data": None, "dataset": "owner/name"}
+    plan = estimate(recipe_of(folder, **keys), seconds=0)
+    assert plan["vocabulary"] == 300 and plan["pairs"] is None
+
+
+def test_the_plan_checks_the_model_before_it_reads_the_text_and_keeps_a_named_cache(folder):
+    keys = {"cache": str(folder / "cache")}
+    with pytest.raises(InputError, match="vocab_size is 20, the tokenizer has 300 tokens"):
+        estimate(recipe_of(folder, **keys, model={"vocab_size": 20}), seconds=0)
+    assert not (folder / "cache").exists()
+    estimate(recipe_of(folder, **keys), seconds=0)
+    assert len(list((folder / "cache").iterdir())) == 1
+
+
 # --- steps ---------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import wait_until
 from safetensors.torch import load_file
+from saved_model import trained_tokenizer
 from training_runs import (
     FSDP,
     ROOT,
@@ -43,6 +45,51 @@ def test_more_processes_than_micro_batches_share_them(start, tmp_path):
     assert len(one) == len(two) == 2
     for a, b in zip(one, two, strict=True):
         assert a["tokens"] == b["tokens"] and a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("of_others", "message"),
+    [
+        ({"learning_rate": 0.02}, r"learning_rate is 0\.01 on rank 0 and 0\.02 on rank 1"),
+        ({"data": "other"}, r"corpus sha256 is \w{64} on rank 0 and \w{64} on rank 1"),
+        pytest.param(
+            {"tokenizer": "tokenizer"},
+            r"tokenizer sha256 is \w{64} on rank 0 and \w{64} on rank 1",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"mixed_precision": "bf16"}, "mixed_precision is no on rank 0 and bf16 on rank 1", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_processes_with_different_files_or_recipes_all_end(start, text, tmp_path, of_others, message):
+    """Without the check, each process would train to the end, on its own text."""
+    trained_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    shutil.copytree(text, tmp_path / "other")
+    for path in (tmp_path / "other").glob("train.*"):
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:80]))
+    keys = {key: str(tmp_path / value) if key in ("data", "tokenizer") else value for key, value in of_others.items()}
+    process = start(ranks=2, of_others=keys, max_steps=3)
+    for rank in process.ranks:
+        rank.join(100)
+        assert rank.exitcode == 2, process.said()
+    assert re.search(f"error: rank [01]: the processes differ: .*{message}", process.said()), process.said()
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
+@pytest.mark.slow
+def test_processes_with_different_checkpoints_all_end(start, tmp_path):
+    """On hosts whose folders of the same name are on different disks."""
+    keys = {"ranks": 2, "max_steps": 3, "average_last": 1}
+    for output, seed in (("run", 1), ("other", 2)):
+        start(output, seed=seed, **keys).ends()
+    for disk, found in ((tmp_path / "other/checkpoints", r"\w{64}"), (tmp_path / "empty", "missing")):
+        process = start(**keys | {"max_steps": 6}, fault=("other disk", str(disk)))
+        for rank in process.ranks:
+            rank.join(100)
+            assert rank.exitcode == 2, process.said()
+        expected = rf"the processes differ: sha256 of step-3/manifest.json is \w{{64}} on rank 0 and {found} on rank 1"
+        assert re.search(expected, process.said()), process.said()
 
 
 def test_fsdp_has_the_losses_and_files_of_ddp(uninterrupted):
@@ -140,6 +187,14 @@ def test_a_launcher_that_starts_too_few_processes_is_detected(text, tmp_path):
     assert launcher.wait(200) != 0
     expected = "1 process running, more requested; without GPUs, start them with `accelerate launch --multi_gpu"
     assert expected in (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
+def test_a_single_process_may_run_where_the_cluster_sets_an_address(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "node7")
+    launcher = launch(text, tmp_path, "--cpu", "--num_processes", "1", max_steps=6)
+    assert launcher.wait(200) == 0, (tmp_path / "log").read_text()
+    assert "1 process on cpu" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.slow

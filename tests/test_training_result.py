@@ -90,6 +90,17 @@ def test_a_finished_run_is_repeated_unchanged_or_extended(start, tmp_path, unint
     assert (tmp_path / f"run/checkpoints/step-{STEPS + 5}").is_dir()
 
 
+def test_a_finished_run_keeps_edited_settings(start, tmp_path, uninterrupted):
+    folder = shutil.copytree(uninterrupted(1)[0], tmp_path / "run")
+    change_json(folder / "generation_config.json", num_beams=2)
+    start().ends(0, "the average of step-20, step-24, is complete and stays as it is")
+    assert Translator.from_pretrained(folder).search.num_beams == 2
+    (folder / "config.json").unlink()  # incomplete: written again
+    shutil.rmtree(folder / "checkpoints/step-20")
+    start().ends(0, "warning: step-20 should be part of the model", f"{folder}: the model, the average of step-15")
+    assert (folder / "config.json").is_file()
+
+
 def test_training_learns(start, tmp_path):
     """The letters are random: a model that ignores the source reaches ln 8 = 2.08 per letter at best."""
     start(

@@ -10,10 +10,36 @@ import sys
 
 import pytest
 from conftest import flip_a_bit, wait_until
+from safetensors.torch import save_file
 from saved_model import change_json
-from training_runs import COMPILED, ROOT, SMALL, assert_bit_identical, kill_and_resume, options_of, records_of
+from training_child import TrainingProcess
+from training_runs import (
+    COMPILED,
+    ROOT,
+    SMALL,
+    assert_bit_identical,
+    kill_and_resume,
+    options_of,
+    records_of,
+    write_in_capitals,
+)
 
 from training.checkpoints import write_manifest
+
+
+@pytest.fixture(scope="module")
+def run_of_four_steps(text, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stopped")
+    options = SMALL | {"data": str(text), "output_dir": str(folder / "run")}
+    TrainingProcess(options, folder / "log", fault=("term", 4 * 4 + 2)).ends(143)
+    return folder / "run"
+
+
+@pytest.fixture
+def stopped(run_of_four_steps, tmp_path):
+    """The checkpoint of a run that was stopped after four steps; `start` resumes it."""
+    shutil.copytree(run_of_four_steps, tmp_path / "run")
+    return tmp_path / "run/checkpoints/step-4"
 
 
 @pytest.mark.parametrize(
@@ -89,26 +115,34 @@ def test_the_average_excludes_a_damaged_checkpoint(start, tmp_path, uninterrupte
     assert (tmp_path / "run/model.safetensors").is_file() and not older.exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"progress": {"steps": 4}},
-            "unexpected keyword argument 'steps'); the run cannot be resumed exactly",
-        ),
-        ({"progress": None}, "trainer_state.json: progress is a NoneType; it must be an object"),
-        ({"fingerprint": []}, "trainer_state.json: fingerprint is a list; it must be an object"),
-        ({"environment": "cpu"}, "trainer_state.json: environment is a str; it must be an object"),
+        ({"progress": {"steps": 4}}, "progress has an unknown field steps"),
+        pytest.param({"progress": {}}, "progress: step is missing; it must be an integer", marks=pytest.mark.slow),
+        ({"progress": None}, "progress is a NoneType; it must be an object"),
+        ({"fingerprint": []}, "fingerprint is a list; it must be an object"),
+        ({"fingerprint": {"micro_batches": "4"}}, "fingerprint: micro_batches is '4'; it must be an integer above 0"),
+        ({"environment": "cpu"}, "environment is a str; it must be an object"),
+        ({"environment": {"mixed_precision": 16}}, "environment: mixed_precision is 16; it must be no, fp8, fp16"),
     ],
 )
-def test_an_incomplete_state_is_not_resumed(start, tmp_path, changes, message):
+def test_an_incomplete_state_is_not_resumed(stopped, start, changes, message):
     """It is refused even if the manifest matches."""
-    start(fault=("term", 4 * 4 + 2)).ends(143)
-    folder = tmp_path / "run/checkpoints/step-4"
-    change_json(folder / "trainer_state.json", **changes)
-    write_manifest(folder, [path for path in folder.iterdir() if path.name != "manifest.json"])
-    start().ends(3, message)
+    change_json(stopped / "trainer_state.json", **changes)
+    write_manifest(stopped, [path for path in stopped.iterdir() if path.name != "manifest.json"])
+    start().ends(3, f"step-4/trainer_state.json: {message}")
+
+
+def test_moments_are_not_replaced_by_zeros(stopped, start):
+    save_file({}, stopped / "optimizer.safetensors")
+    write_manifest(stopped, [path for path in stopped.iterdir() if path.name != "manifest.json"])
+    start().ends(3, "step-4/optimizer.safetensors does not fit the model: it lacks exp_avg/")
+
+
+def test_a_checkpoint_under_the_name_of_another_is_not_resumed(stopped, start):
+    stopped.rename(stopped.with_name("step-5"))
+    start().ends(3, "step-5/trainer_state.json: progress: step is 4 in step-5")
 
 
 def test_changes_of_recipe_text_tokenizer_and_processes_are_refused(start, text, tmp_path):
@@ -130,6 +164,17 @@ def test_changes_of_recipe_text_tokenizer_and_processes_are_refused(start, text,
     start(ranks=2).ends(2, "processes was 1, is 2")
     assert (tmp_path / "run/run.json").read_text() == record
     start(ranks=2, allow_changed=True, max_steps=6).ends(0, "resuming a changed run: processes was 1, is 2")
+
+
+def test_another_validation_text_is_refused_or_begins_with_its_own_best_loss(stopped, start, tmp_path):
+    progress = json.loads((stopped / "trainer_state.json").read_text())["progress"]
+    change_json(stopped / "trainer_state.json", progress=progress | {"best_loss": 0.1, "best_step": 2})
+    write_manifest(stopped, [path for path in stopped.iterdir() if path.name != "manifest.json"])
+    write_in_capitals(tmp_path, "other", ["abcdefgh", "ha"])
+    keys = {"validation": [str(tmp_path / "other")], "max_steps": 6}
+    start(**keys).ends(2, "differs: validation sha256 was")
+    start(**keys, allow_changed=True).ends(0, "resuming a changed run: validation sha256 was")
+    assert (tmp_path / "run/checkpoints/best").read_text() == "step-6\n"
 
 
 @pytest.mark.slow

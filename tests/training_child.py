@@ -132,8 +132,15 @@ def _hang(seconds: int) -> None:
         _at_backward(3, lambda _: time.sleep(1000))
 
 
+def _see_another_disk(root: str) -> None:
+    from training import checkpoints
+
+    if os.environ["RANK"] != "0":
+        _at_call(1, checkpoints, ("broadcast_object_list",), lambda f, folders: [Path(root) / f(folders)[0].name])
+
+
 DISK_CALLS = ("fsync", "replace", "mkdir", "unlink", "rmdir", "open")
-OF_ALL_RANKS = ("slow text", "hang")  # the other faults happen to the first process only
+OF_ALL_RANKS = ("slow text", "hang", "other disk")  # the other faults happen to the first process only
 FAULTS: dict[str, Callable[[Any], None]] = {
     # SIGKILL at the n-th call that changes the disk
     "kill": lambda n: _at_call(n, os, DISK_CALLS, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)),
@@ -153,6 +160,8 @@ FAULTS: dict[str, Callable[[Any], None]] = {
     "slow text": _read_text_slowly,
     # the other processes stop in their third backward pass, and collectives may take n seconds
     "hang": _hang,
+    # the other processes find the checkpoints of this folder
+    "other disk": _see_another_disk,
     # no fault, but the threads that remain after the process group has ended are printed
     "threads": _name_threads_at_end,
 }
@@ -169,10 +178,9 @@ class TrainingProcess:
         fault: tuple[str, Any] | None = None,
         program: str = "__main__",
         variables: dict[str, str] | None = None,
+        of_others: dict[str, Any] | None = None,
     ):
-        arguments = flags
-        if isinstance(flags, dict):
-            arguments = [word for key, value in flags.items() for word in (f"--{key}", json.dumps(value))]
+        """of_others: flags that differ on all ranks but the first"""
         self.log = log
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -186,6 +194,10 @@ class TrainingProcess:
                 environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             environment |= variables or {}
             own = fault if rank == 0 or (fault is not None and fault[0] in OF_ALL_RANKS) else None
+            arguments = flags
+            if isinstance(flags, dict):
+                own_flags = flags if rank == 0 else flags | (of_others or {})
+                arguments = [word for key, value in own_flags.items() for word in (f"--{key}", json.dumps(value))]
             target = _context.Process(target=child, args=(arguments, str(log), environment, own, program))
             target.start()
             self.ranks.append(target)

@@ -67,12 +67,12 @@ def text(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def start(text, tmp_path):
-    """start(output=..., ranks=1, fault=None, variables=None, **keys) -> a running TrainingProcess"""
+    """start(output=..., ranks=1, fault=None, variables=None, of_others=None, **keys) -> a running TrainingProcess"""
     running = []
 
-    def run(output: str = "run", ranks: int = 1, fault=None, variables=None, **keys) -> TrainingProcess:
+    def run(output: str = "run", ranks: int = 1, fault=None, variables=None, of_others=None, **keys) -> TrainingProcess:
         options = SMALL | {"data": str(text), "output_dir": str(tmp_path / output)} | keys
-        process = TrainingProcess(options, tmp_path / f"{output}.log", ranks, fault, variables=variables)
+        process = TrainingProcess(options, tmp_path / f"{output}.log", ranks, fault, "__main__", variables, of_others)
         running.append(process)
         return process
 

@@ -23,24 +23,24 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import PrecisionType, broadcast_object_list
 from safetensors import SafetensorError
 
-from vaswani_transformer.atomic import atomic_file, atomic_folder
+from vaswani_transformer.atomic import atomic_file, atomic_folder, temporary_path
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.model_folder import MANIFEST, file_sha256, read_json_object, verify_manifest, write_json
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
-from vaswani_transformer.training_run import STATE, list_checkpoints, parse_step, read_run
+from vaswani_transformer.training_run import RECORD, STATE, check_numbers, list_checkpoints, parse_step, read_run
 
-from . import tensors
-from .corpus import Corpora
+from . import machine, tensors
+from .corpus import VALIDATION_SHA256, Corpora
 from .model import Network
-from .recipe import CheckpointSettings, RunSettings
+from .recipe import CheckpointSettings, RunSettings, differences
 from .report import Reporter
-from .run_folder import check_unchanged, differences
+from .run_folder import check_unchanged
 
 MAX_BAD_STEPS = 10  # in a row, whose gradient is not finite
 
@@ -60,6 +60,18 @@ class Progress:
     best_step: int | None = None
     validated_step: int = 0
     validations_since_best: int = 0
+
+    @classmethod
+    def read(cls, record: dict[str, Any], path: Path) -> "Progress":
+        """Return the progress that a checkpoint records. Raises BrokenFileError naming the field of the file."""
+        fields = {field.name: field.type for field in dataclasses.fields(cls)}
+        if unknown := record.keys() - fields:
+            raise BrokenFileError(f"{path}: progress has an unknown field {min(unknown)}")
+        for name, kind in fields.items():
+            if name in record and record[name] is None and isinstance(None, cast(type, kind)):
+                continue
+            check_numbers(f"{path}: progress", record, name, whole=not isinstance(0.5, cast(type, kind)))
+        return cls(**record)
 
     def record_gradient(self, finite: bool) -> None:
         """Count a step, and whether its gradient was not finite. Raises InputError after MAX_BAD_STEPS such steps."""
@@ -171,28 +183,34 @@ class Checkpointer:
         (folder,) = broadcast_object_list([folder])
         if folder is None:
             return Progress()
+        if not network.accelerator.is_main_process:
+            verify_manifest(folder, optimizer=True)
+        manifest = folder / MANIFEST
+        name = f"sha256 of {folder.name}/{MANIFEST}"
+        machine.check_same_on_all_processes({name: file_sha256(manifest) if manifest.is_file() else "missing"})
         progress = self._restore_state(folder)
         tensors.restore_model(network.model, folder)
-        tensors.restore_optimizer(network.model, network.optimizer.optimizer, folder)
+        taken = progress.step - progress.skipped_steps
+        tensors.restore_optimizer(network.model, network.optimizer.optimizer, folder, taken)
         self.reporter.say(f"resuming from {folder.name}")
         return progress
 
     def _restore_state(self, folder: Path) -> Progress:
         path = folder / STATE
-        state = read_json_object(path, "progress", "fingerprint", "environment")
-        try:
-            progress = Progress(**state["progress"])
-            fingerprint, environment, scaler_state = (
-                state[name] for name in ("fingerprint", "environment", "gradient_scaler")
-            )
-        except (KeyError, TypeError) as error:
-            raise BrokenFileError(f"{path} is incomplete ({error}); the run cannot be resumed exactly") from error
-        check_unchanged(fingerprint, self.state["fingerprint"], self.run_settings, self.reporter.say)
+        state = read_state(folder)
+        progress, environment = Progress.read(state["progress"], path), state["environment"]
+        if progress.step != parse_step(folder):
+            raise BrokenFileError(f"{path}: progress: step is {progress.step} in {folder.name}")
+        before, now = state["fingerprint"], self.state["fingerprint"]
+        before.setdefault(VALIDATION_SHA256, now[VALIDATION_SHA256])  # earlier versions did not record it
+        check_unchanged(before, now, self.run_settings, self.reporter.say)
+        if before[VALIDATION_SHA256] != now[VALIDATION_SHA256]:  # losses of two texts cannot be compared
+            progress = dataclasses.replace(progress, best_loss=None, best_step=None, validations_since_best=0)
         for change in differences(environment, self.state["environment"]):
             self.reporter.say(f"warning: {change}: the last bits of the weights may differ from an uninterrupted run")
         scaler = self.network.accelerator.scaler
-        if scaler is not None and scaler_state is not None:
-            scaler.load_state_dict(scaler_state)
+        if scaler is not None and environment.get("mixed_precision") == "fp16":
+            restore_scaler(scaler, state, path)
         return progress
 
 
@@ -244,9 +262,8 @@ def prune(root: Path, keep: int, every: int) -> None:
     kept = {folder.name for folder in regular_checkpoints(root, every)[:keep]} | {_read_pointer(root / "best")}
     for folder in list_checkpoints(root)[1:]:
         if folder.name not in kept:
-            temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")  # never half removed under its final name
-            os.replace(folder, temporary)
-            shutil.rmtree(temporary, ignore_errors=True)
+            with temporary_path(folder) as temporary:  # never half removed under its final name
+                shutil.move(folder, temporary)  # which copies what lies in another layer of a container's disk
 
 
 def regular_checkpoints(root: Path, every: int, last: int | None = None) -> list[Path]:
@@ -260,7 +277,10 @@ def list_regular_checkpoints(run: Path) -> list[Path]:
     Not the best one if it was saved in between: the run's own average leaves it out, too.
     """
     root = run / "checkpoints"
-    every = read_run(run).get("recipe", {}).get("save_every", 1)
+    recipe = read_run(run).get("recipe", {})
+    every = recipe.get("save_every", 1)
+    if type(every) is not int or every < 1:
+        raise BrokenFileError(f"{run / RECORD}: recipe: save_every is {every!r}; it must be an integer above 0")
     return regular_checkpoints(root, every, last=max(map(parse_step, list_checkpoints(root)), default=None))
 
 
@@ -268,11 +288,36 @@ def recorded_choices(root: Path) -> dict[str, Any]:
     """Return the choices that the newest checkpoint in root records (precision, ...), or {} if there is none."""
     for folder in list_checkpoints(root):
         try:
-            state = read_json_object(folder / STATE, "environment", "fingerprint")
-            return state["environment"] | state["fingerprint"]
-        except (BrokenFileError, KeyError):
+            state = read_state(folder)
+        except BrokenFileError:
             continue  # a damaged checkpoint is reported when the run is resumed
+        return state["environment"] | state["fingerprint"]
     return {}
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Read a checkpoint's trainer_state.json. Raises BrokenFileError naming the field that is missing or wrong."""
+    path = folder / STATE
+    state = read_json_object(path, "progress", "fingerprint", "environment")
+    for field in ("progress", "fingerprint", "environment", "gradient_scaler"):
+        if field not in state:
+            raise BrokenFileError(f"{path}: {field} is missing, so the run cannot be resumed exactly")
+    if (number := state["fingerprint"].get("micro_batches")) is not None and (type(number) is not int or number < 1):
+        raise BrokenFileError(f"{path}: fingerprint: micro_batches is {number!r}; it must be an integer above 0")
+    if (precision := state["environment"].get("mixed_precision", "no")) not in PrecisionType.list():
+        raise BrokenFileError(
+            f"{path}: environment: mixed_precision is {precision!r}; it must be {', '.join(PrecisionType.list())}"
+        )
+    return state
+
+
+def restore_scaler(scaler: torch.amp.GradScaler, state: dict[str, Any], path: Path) -> None:
+    """Load the gradient scaler's state. Raises BrokenFileError naming the field that is missing or wrong."""
+    saved, fields = state["gradient_scaler"], scaler.state_dict()
+    if not isinstance(saved, dict):
+        raise BrokenFileError(f"{path}: gradient_scaler is {saved!r}; an fp16 run needs its scale")
+    check_numbers(f"{path}: gradient_scaler", saved, *fields)
+    scaler.load_state_dict({name: saved[name] for name in fields})
 
 
 def newest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
@@ -301,7 +346,7 @@ def intact_checkpoints(folders: list[Path], say: Callable[[str], None]) -> Itera
         except BrokenFileError as error:
             aside = folder.with_name(f"{folder.name}.broken")
             shutil.rmtree(aside, ignore_errors=True)
-            os.replace(folder, aside)
+            shutil.move(folder, aside)
             say(f"{error}; falling back to the previous checkpoint ({folder.name} is now {aside.name})")
         else:
             yield folder
@@ -313,4 +358,4 @@ def _write_pointer(pointer: Path, name: str) -> None:
 
 
 def _read_pointer(pointer: Path) -> str | None:
-    return pointer.read_text().strip() if pointer.is_file() else None
+    return pointer.read_text(errors="replace").strip() if pointer.is_file() else None

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, compress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vaswani_transformer.atomic import atomic_folder
-from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.model_folder import files_sha256, read_json_object, write_json
 
 from .parallel_text import (
@@ -38,6 +38,7 @@ from .recipe import TextSettings, TokenizerSettings
 from .tokenizer import load_tokenizers, tokenizer_sha256
 
 FORMAT = 1
+VALIDATION_SHA256 = "validation sha256"  # in the state of a checkpoint
 # The files with their types, in the order of Corpus's fields; ids have the smallest type that the vocabulary allows.
 FILES = {
     "source.ids": None, "target.ids": None, "source.lengths": "int32", "target.lengths": "int32", "pairs.hash": "uint64"
@@ -103,8 +104,10 @@ class Corpora(NamedTuple):
     validation_sentences: tuple[list[str], list[str]]  # sources and references; empty unless asked for
 
     def sha256s(self) -> dict[str, Any]:
-        """Return hashes of the training text and the tokenizers, by name."""
-        hashes = {"corpus sha256": self.training.sha256, "tokenizer sha256": tokenizer_sha256(self.tokenizer)}
+        """Return hashes of the texts and the tokenizers, by name."""
+        hashes: dict[str, Any] = {"corpus sha256": self.training.sha256}
+        hashes["tokenizer sha256"] = tokenizer_sha256(self.tokenizer)
+        hashes[VALIDATION_SHA256] = None if self.validation is None else self.validation.sha256
         if self.target_tokenizer is not None:
             hashes["target tokenizer sha256"] = tokenizer_sha256(self.target_tokenizer)
         return hashes
@@ -131,21 +134,23 @@ def read_corpora(
             f"at most {HELD_OUT_MOST:,} (--validation NAME uses a text of your own, --validation '[]' disables "
             "validation)"
         )
+    tokenizer, target_tokenizer = load_tokenizers(tokenizer_settings, initial_weights, output, training_texts, say)
+    cache = Path(text.cache) if text.cache else output / "corpus"
+    load = partial(
+        load_corpus, tokenizer=tokenizer, settings=text, cache=cache, say=say, target_tokenizer=target_tokenizer
+    )
+    # The short texts first, so that their errors do not wait for the training text.
+    validation = load(validation_texts) if validation_texts else None
+    test = None
     try:
-        test_texts = open_texts(text, text.test)
-    except InputError as error:  # a shipped recipe with the user's own text: training needs no test set
+        if test_texts := open_texts(text, text.test):
+            test = load(test_texts)
+    except (InputError, BrokenFileError, UnavailableError) as error:  # training needs no test set
         say(
             f"warning: {error}; training continues and does not check whether test pairs are in the training text "
             "(--test '[]' skips the check)"
         )
-        test_texts = []
-    tokenizer, target_tokenizer = load_tokenizers(tokenizer_settings, initial_weights, output, training_texts, say)
-    cache = Path(text.cache) if text.cache else output / "corpus"
-    training, validation, test = (
-        load_corpus(each, tokenizer, text, cache, say, target_tokenizer) if each else None
-        for each in (training_texts, validation_texts, test_texts)
-    )
-    assert training is not None
+    training = load(training_texts)
     for name, other in (("validation", validation), ("test", test)):
         if other is not None and (common := count_overlap(training, other)):
             say(f"warning: {common} of {len(other)} {name} pairs are also in the training text")
@@ -187,6 +192,8 @@ def load_corpus(
         cache.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as temporary:
             about = tokenise(texts, [tokenizer, target_tokenizer or tokenizer], settings, temporary, say)
+            if [text.fingerprint() for text in texts] != rules["texts"]:
+                raise InputError(f"{about['name']}: the text has changed while it was read; run the command again")
             files = {path.name: files_sha256(path) for path in sorted(temporary.iterdir())}
             write_json(temporary / "corpus.json", {**rules, **about, "files": files})
     except OSError:
@@ -306,14 +313,19 @@ def _file_parts(
 
 
 def open_corpus(folder: Path) -> Corpus:
-    """Open a tokenised corpus. Raises BrokenFileError naming a file whose hash differs from the recorded one."""
+    """Open a tokenised corpus. Raises BrokenFileError naming a file whose hash or size differs from the record."""
     try:
         about = read_json_object(folder / "corpus.json", "files", "tokens")
+        pairs, tokens = about["pairs"], about["tokens"]
+        sizes = dict(zip(FILES, (tokens["source"], tokens["target"], pairs, pairs, pairs), strict=True))
         arrays = []
-        for name, dtype in FILES.items():
-            if files_sha256(folder / name) != about["files"][name]:
-                raise BrokenFileError(f"{folder / name} has been altered (its sha256 differs from corpus.json)")
-            arrays.append(np.memmap(folder / name, dtype=dtype or about["dtype"], mode="r"))
+        for name, kind in FILES.items():
+            path, dtype = folder / name, np.dtype(kind or about["dtype"])
+            if files_sha256(path) != about["files"][name]:
+                raise BrokenFileError(f"{path} has been altered (its sha256 differs from corpus.json)")
+            if (found := path.stat().st_size) != sizes[name] * dtype.itemsize:
+                raise BrokenFileError(f"{path} has {found} bytes, not the {sizes[name]} {dtype}s of corpus.json")
+            arrays.append(np.memmap(path, dtype=dtype, mode="r"))
     except (OSError, KeyError, TypeError) as error:
         raise BrokenFileError(f"{folder}: not a complete tokenised corpus ({error!r})") from error
     return Corpus(*arrays, about=about)

@@ -55,17 +55,23 @@ def measure(
     return 2 * rows * 25 / took, *peak_flop_rate(device, dtype or torch.float32, min(seconds / 4, 2))
 
 
-def read_corpus(settings: Settings) -> tuple[Corpus | None, Any]:
-    """Return the training corpus, None if it is on the Hub, and the arguments of `model_config` for its tokenizers."""
-    if settings.text.dataset is not None and not Path(settings.text.dataset).is_dir():
-        return None, (settings.tokenizer.vocab_size,)
+def read_corpus(settings: Settings) -> tuple[Corpus | None, VaswaniTransformerConfig]:
+    """Return the training corpus, None if it is on the Hub, and the model's config, which is checked first.
+
+    A corpus is kept if the recipe names a `cache`; a run with the same tokenizer then finds it there.
+    """
+    text, tokenizer_settings, weights = settings.text, settings.tokenizer, settings.model.initial_weights
+    on_hub = text.dataset is not None and not Path(text.dataset).is_dir()
+    if on_hub and tokenizer_settings.tokenizer is None and weights is None:
+        return None, model_config(settings.model, tokenizer_settings.vocab_size)
     with tempfile.TemporaryDirectory() as name:
-        folder, texts = Path(name), open_training_and_validation(settings.text)[0]
-        tokenizer, target_tokenizer = load_tokenizers(
-            settings.tokenizer, settings.model.initial_weights, folder, texts, lambda _: None
-        )
-        corpus = load_corpus(texts, tokenizer, settings.text, folder, lambda _: None, target_tokenizer)
-    return corpus, sizes_and_ids(tokenizer, target_tokenizer)
+        folder, texts = Path(name), [] if on_hub else open_training_and_validation(text)[0]
+        tokenizer, target_tokenizer = load_tokenizers(tokenizer_settings, weights, folder, texts, lambda _: None)
+        config = model_config(settings.model, *sizes_and_ids(tokenizer, target_tokenizer))
+        if on_hub:
+            return None, config
+        cache = Path(text.cache) if text.cache else folder
+        return load_corpus(texts, tokenizer, text, cache, lambda _: None, target_tokenizer), config
 
 
 def count_steps(settings: Settings, batches: BatchSettings, corpus: Corpus | None) -> dict[str, Any]:
@@ -91,8 +97,7 @@ def estimate(recipe: Recipe, seconds: float) -> dict[str, Any]:
     """
     settings = recipe.settings()
     check_model_fields(settings.model)
-    corpus, sizes = read_corpus(settings)
-    config = model_config(settings.model, *sizes)
+    corpus, config = read_corpus(settings)
     device = machine.this_device()
     micro_batches = machine.choose_micro_batches(settings.batches, config, device, 1, {})
     batches = settings.batches.model_copy(update={"micro_batches": micro_batches})
@@ -104,7 +109,7 @@ def estimate(recipe: Recipe, seconds: float) -> dict[str, Any]:
     flops = training_flops(config, tokens * share, tokens * (1 - share), source, target)
     result |= {
         "parameters": count_parameters(config).total,
-        "vocabulary": sizes[0],
+        "vocabulary": config.vocab_size,
         "flop_per_step": flops,
         "flop": flops * steps if steps else None,
         "memory_bytes": training_memory(config, batches.tokens_per_micro_batch, device.type),

@@ -10,7 +10,14 @@ from safetensors import SafetensorError, safe_open
 
 from vaswani_transformer.atomic import atomic_file, move_files, remove, temporary_path
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
-from vaswani_transformer.model_folder import MANIFEST, SETTINGS_FILES, WEIGHTS, check_readable, read_json_object
+from vaswani_transformer.model_folder import (
+    MANIFEST,
+    SETTINGS_FILES,
+    WEIGHTS,
+    check_readable,
+    read_json_object,
+    verify_manifest,
+)
 from vaswani_transformer.training_run import METRICS, curve_figure, read_curves
 
 from . import checkpoints
@@ -68,7 +75,8 @@ def write_model(folders: list[Path], model: Path) -> None:
             (model / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(folders[-1] / name, model / name)
     # Without the settings, which users may edit.
-    checkpoints.write_manifest(model, [model / WEIGHTS, *model.rglob("tokenizer.json")])
+    files = [model / WEIGHTS, *model.rglob("tokenizer.json")]
+    checkpoints.write_manifest(model, files, average_of=[folder.name for folder in folders])
 
 
 def write_model_folder(folders: list[Path], output: Path) -> None:
@@ -78,6 +86,16 @@ def write_model_folder(folders: list[Path], output: Path) -> None:
         write_model(folders, temporary)
         remove(output / MANIFEST)  # it describes the files that are replaced now
         move_files([WEIGHTS, *reversed(list_other_files(temporary))], temporary, output)
+
+
+def is_average_of(folders: list[Path], output: Path) -> bool:
+    """Return whether a run's folder already holds the complete average of these checkpoints."""
+    try:
+        names = [folder.name for folder in folders]
+        complete = verify_manifest(output) and all((output / name).is_file() for name in list_other_files(folders[-1]))
+        return complete and read_json_object(output / MANIFEST).get("average_of") == names
+    except BrokenFileError:
+        return False
 
 
 def write_final_model(
@@ -94,9 +112,16 @@ def write_final_model(
         raise UnavailableError(
             f"{root}: no checkpoint could be written, so there is no model; free space and run the command again"
         )
-    write_model_folder(folders, output)
+    every, last = settings.save_every, progress.step
+    steps = [last, *range((last - 1) // every * every, 0, -every)][: settings.average_last]
+    if absent := [f"step-{step}" for step in steps if root / f"step-{step}" not in folders]:
+        say(f"warning: {', '.join(absent)} should be part of the model, but there is no such checkpoint")
     names = ", ".join(folder.name for folder in folders)
     origin = f"the average of {names}" if len(folders) > 1 else f"from {names}"
+    if is_average_of(folders, output):  # its settings may have been edited since
+        say(f"{output}: the model, {origin}, is complete and stays as it is")
+        return
+    write_model_folder(folders, output)
     say(f"{output}: the model, {origin}")
     draw_curve(output, say)
 

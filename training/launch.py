@@ -9,7 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from vaswani_transformer.errors import UnavailableError
+import yaml
+
+from vaswani_transformer.errors import BrokenFileError, UnavailableError, one_line
 from vaswani_transformer.exit import FIRST_ERROR, end_now, print_error
 from vaswani_transformer.programs import safe_environment
 
@@ -19,18 +21,38 @@ LAUNCHED = "VASWANI_TRANSFORMER_LAUNCHED"
 FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def accelerate_is_configured() -> bool:
-    """Return whether `accelerate config` has been used, which may ask for more than processes."""
+def find_accelerate_config() -> Path | None:
+    """Return the file that `accelerate config` has written, which may ask for more than processes."""
     from huggingface_hub.constants import HF_HOME
 
-    return Path(HF_HOME, "accelerate", "default_config.yaml").is_file()
+    path = Path(HF_HOME, "accelerate", "default_config.yaml")
+    return path if path.is_file() else None
 
 
-def launch(name: str, arguments: list[str], processes: int) -> int:
-    """Run the training program through `accelerate launch`, and return its exit code."""
+def processes_of_config(path: Path, processes: int | None) -> list[str]:
+    """Return the options with which Accelerate starts this many processes in spite of its configuration."""
+    if processes is None:
+        print_error(f"{path} chooses the number of processes and their settings; --processes N chooses another number")
+        return []
+    try:
+        kind = yaml.safe_load(path.read_text(encoding="utf-8"))["distributed_type"]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise BrokenFileError(f"{path}: not a configuration of Accelerate ({one_line(str(error))})") from None
+    options = ["--num_processes", str(processes)]
+    # Accelerate starts a single process otherwise. Its flag replaces what the file asks for, such as FSDP.
+    return [*options, "--multi_gpu"] if kind in ("NO", "MULTI_CPU") and processes > 1 else options
+
+
+def launch(name: str, arguments: list[str], processes: int | None) -> int:
+    """Run the training program through `accelerate launch`, and return its exit code.
+
+    processes: None for the number that `accelerate config` was given
+    """
     environment = safe_environment()
     command = [sys.executable, "-m", __name__, "--quiet"]
-    if not accelerate_is_configured():
+    if (config := find_accelerate_config()) is not None:
+        command += processes_of_config(config, processes)
+    else:
         environment[LAUNCHED] = "1"
         command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
         # On a CPU, Accelerate starts several processes only with --multi_gpu.
@@ -38,7 +60,7 @@ def launch(name: str, arguments: list[str], processes: int) -> int:
     if "OMP_NUM_THREADS" not in environment:
         import torch
 
-        threads = max(1, torch.get_num_threads() // processes) if not torch.cuda.is_available() else 1
+        threads = max(1, torch.get_num_threads() // (processes or 1)) if not torch.cuda.is_available() else 1
         command += ["--num_cpu_threads_per_process", str(threads)]
     # A process group of its own: Ctrl-C in a terminal then reaches the program once, forwarded from here. A second
     # SIGINT would end it without saving.

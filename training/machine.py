@@ -19,7 +19,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import is_initialized
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
-from accelerate.utils import DistributedDataParallelKwargs, DynamoBackend, InitProcessGroupKwargs, LoggerType
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    DynamoBackend,
+    InitProcessGroupKwargs,
+    LoggerType,
+    gather_object,
+)
 from torch import distributed
 
 from vaswani_transformer import VaswaniTransformerConfig
@@ -27,7 +33,7 @@ from vaswani_transformer.errors import InputError, UnavailableError
 
 from .cost import training_memory
 from .launch import LAUNCHED
-from .recipe import BatchSettings, HardwareSettings, nearest
+from .recipe import BatchSettings, HardwareSettings, differences, nearest
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # a process that hangs in a step ends the run
 MAIN_PROCESS_TIMEOUT = timedelta(hours=12)  # while the main process reads the text or measures BLEU
@@ -35,6 +41,7 @@ MAIN_PROCESS_TIMEOUT = timedelta(hours=12)  # while the main process reads the t
 # training_memory estimates 1.2 times what autograd keeps in float32, 1.9 times what it keeps in bfloat16. The rest of a
 # GPU's memory is for its libraries and for gaps between tensors.
 USABLE_MEMORY = 0.8
+SMALL_SHARE = 3_000  # tokens of a step for each GPU: half of the paper's (section 5.2)
 WORTH_COMPILING = 20_000  # steps; compiling the base model takes one to three minutes
 # On a CPU, torch's fused attention is faster than plain matrix products only for longer sentences (mean length).
 SHORT_SENTENCE = 60
@@ -72,14 +79,52 @@ def check_process_count(wanted: int | None, running: int) -> None:
     """Raise UnavailableError unless as many processes run as the recipe or the launcher asked for.
 
     On a machine without GPUs `accelerate launch --cpu --num_processes 2` starts a single process without a warning; it
-    only sets the address of the process group.
+    only sets the address of the process group. Clusters may set this address as well, before the launcher starts.
     """
-    launched_as_one_of_several = running == 1 and {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= os.environ.keys()
+    launched_as_one_of_several = (
+        running == 1
+        and {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= os.environ.keys()
+        and b"MASTER_ADDR" not in launcher_variables()
+    )
     if launched_as_one_of_several or wanted not in (None, running):
         raise UnavailableError(
             f"{running} process{'es' if running > 1 else ''} running, {wanted or 'more'} requested; without GPUs, "
             f"start them with `accelerate launch --multi_gpu --num_processes {wanted or 'N'}` (gloo)"
         )
+
+
+def small_share_warning(tokens_per_step: int, processes: int, device: torch.device) -> str | None:
+    """Return a warning if several GPUs divide a step that a single one could compute in about the same time."""
+    share = tokens_per_step // processes
+    if device.type != "cuda" or processes == 1 or share >= SMALL_SHARE:
+        return None
+    number = max(1, tokens_per_step // SMALL_SHARE)
+    return (
+        f"warning: {processes} GPUs share steps of {tokens_per_step:,} tokens, {share:,} each; a GPU needs more tokens "
+        f"to be busy, so train with --processes {number}, or with a larger tokens_per_step"
+    )
+
+
+def launcher_variables() -> set[bytes]:
+    """Return the names of the environment variables that the parent process was started with; {} if unknown."""
+    try:
+        environment = Path(f"/proc/{os.getppid()}/environ").read_bytes()
+    except OSError:  # not Linux, or the process of another user
+        return set()
+    return {variable.partition(b"=")[0] for variable in environment.split(b"\0")}
+
+
+def check_same_on_all_processes(facts: dict[str, Any]) -> None:
+    """Raise InputError on all processes if these facts, by name, differ between them; all must call this together.
+
+    Otherwise each process would train on its own text, or take its own steps, without an error.
+    """
+    first, *others = gather_object([facts])
+    for rank, other in enumerate(others, start=1):
+        if changes := differences(first, other, f"{{}} is {{}} on rank 0 and {{}} on rank {rank}"):
+            raise InputError(
+                f"the processes differ: {'; '.join(changes)}. Give them the same recipe, files and packages"
+            )
 
 
 def new_cpu_group(processes: int) -> distributed.ProcessGroup | None:
@@ -95,11 +140,16 @@ def wait_for_all(group: distributed.ProcessGroup | None) -> None:
         distributed.barrier(group)
 
 
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages that affect the weights."""
+    return {name: version(name) for name in ("torch", "numpy", "transformers", "tokenizers")}
+
+
 def describe_environment(accelerator: Accelerator, shard_weights: bool) -> dict[str, Any]:
     """Return what affects bit-exact results: hardware, libraries, and automatic choices."""
     environment: dict[str, Any] = {
         "python": sys.version.split()[0],
-        **{name: version(name) for name in ("torch", "numpy", "transformers", "tokenizers")},
+        **package_versions(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if accelerator.device.type == "cuda" else accelerator.device.type,
         "mixed_precision": str(accelerator.mixed_precision),
@@ -220,10 +270,10 @@ def choose_micro_batches(
     starting the kernels of a small micro-batch takes the host longer than computing it takes the GPU.
     A resumed run keeps its number, because it determines the pairs of a step.
     """
+    if settings.micro_batches == "auto" and saved:
+        return saved.get("micro_batches", settings.max_micro_batches)
     if settings.micro_batches != "auto" or device.type != "cuda":
         return settings.max_micro_batches
-    if saved:
-        return saved.get("micro_batches", settings.max_micro_batches)
     memory = USABLE_MEMORY * torch.cuda.get_device_properties(device).total_memory
     for number in range(processes, settings.max_micro_batches, processes):
         if training_memory(config, settings.tokens_per_step // number, device.type) <= memory:

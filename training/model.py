@@ -14,7 +14,7 @@ from torch import nn
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.loading import load_config, load_generation_config
-from vaswani_transformer.model_folder import ModelFolder, find_folder, verify_manifest
+from vaswani_transformer.model_folder import WEIGHTS, ModelFolder, file_sha256, find_folder, verify_manifest
 from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 
 from . import fsdp, machine
@@ -126,6 +126,14 @@ def make_model(
     if device.type == "cpu":
         use_byte_dropout(model)
     return model, {"matmul_precision": precision, "attention": attention}
+
+
+def initial_weights_sha256(settings: ModelSettings) -> dict[str, str]:
+    """Return the hash of the weights to start from, by name; {} if there are none."""
+    if settings.initial_weights is None:
+        return {}
+    path = find_folder(settings.initial_weights) / WEIGHTS
+    return {"initial_weights sha256": file_sha256(path) if path.is_file() else "missing"}
 
 
 def record_trained_length(model: VaswaniTransformerForConditionalGeneration, longest: int) -> None:

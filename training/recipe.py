@@ -44,6 +44,12 @@ MAY_CHANGE = {
     "keep_going", "log_every", "trackers", "processes", "deterministic", "compile",
 }  # fmt: skip
 
+# Keys that may differ between the processes of a run: the text and the weights are compared by their content.
+OF_ONE_PROCESS = {
+    "tokenizer", "data", "dataset", "dataset_config", "streaming", "train", "validation", "test", "cache", "output_dir",
+    "initial_weights", "overwrite", "keep_going", "trackers", "processes",
+}  # fmt: skip
+
 
 class ModelSettings(BaseModel):
     """Model (section 3)."""
@@ -289,6 +295,10 @@ class Recipe(
             raise ValueError(f"average_last is {self.average_last}, must be at most {self.keep} (keep)")
         return self
 
+    def shared_keys(self) -> dict[str, Any]:
+        """Return the keys that must be the same in all processes of a run."""
+        return self.model_dump(exclude=OF_ONE_PROCESS)
+
     def fixed_keys(self) -> dict[str, Any]:
         """Return the keys that must stay the same when a run is resumed."""
         length = set() if self.decay_share else {"max_steps", "max_epochs"}
@@ -419,3 +429,21 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return the end of an error message: the most similar known name, or all known names."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+
+
+def differences(
+    before: dict[str, Any], now: dict[str, Any], form: str = "{} was {}, is {}", table: str = ""
+) -> list[str]:
+    """Describe every key whose value has changed. table: the start of each name, for the keys of a table
+
+    form: for the name, the old value and the new one
+    """
+    found = []
+    absent = "unset" if table else None  # a null in `model` overrides the preset
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key, absent), now.get(key, absent)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += differences(old, new, form, f"{table}{key}.")
+        elif old != new:
+            found.append(form.format(f"{table}{key}", old, new))
+    return found

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
+from vaswani_transformer.atomic import atomic_file, open_in_place
 from vaswani_transformer.errors import UnavailableError
 from vaswani_transformer.exit import print_error
 from vaswani_transformer.training_run import METRICS
@@ -28,23 +29,30 @@ class MetricsFile:
 
     def __init__(self, path: Path):
         self.path = path
-        if path.is_file():  # a power cut may leave half a line
-            whole = path.read_bytes().rfind(b"\n") + 1
-            if whole < path.stat().st_size:
-                os.truncate(path, whole)
+        if not os.path.lexists(path):
+            return
+        with open(path, "rb", opener=open_in_place) as file:
+            raw, names = file.read(), os.fstat(file.fileno()).st_nlink
+        whole = raw[: raw.rfind(b"\n") + 1]  # a power cut may leave half a line
+        if whole != raw or names > 1:  # a hard link, such as that of a backup, keeps its content
+            with atomic_file(path) as file:
+                file.write(whole)
 
     def write(self, record: dict[str, Any]) -> None:
         """Append a record. Raises UnavailableError if the disk is full; the file then ends with a complete line."""
         # JSON has no NaN.
         record = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         line = (json.dumps(record) + "\n").encode()
-        size = self.path.stat().st_size if self.path.exists() else 0
         try:
-            with self.path.open("ab") as file:
-                file.write(line)
+            with open(self.path, "ab", buffering=0, opener=open_in_place) as file:
+                size, rest = os.fstat(file.fileno()).st_size, line
+                try:
+                    while rest:
+                        rest = rest[file.write(rest) :]
+                except OSError:
+                    file.truncate(size)
+                    raise
         except OSError as error:
-            if self.path.exists():
-                os.truncate(self.path, size)
             free = shutil.disk_usage(self.path.parent).free
             raise UnavailableError(
                 f"{self.path} cannot be written: {error.strerror} ({len(line)} bytes needed, {free} free)"

@@ -1,6 +1,5 @@
 """Claim output_dir for a run, and check that it holds no other run."""
 
-import fcntl
 import os
 import shlex
 import shutil
@@ -8,9 +7,9 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
-from vaswani_transformer.atomic import remove_stale
+from vaswani_transformer.atomic import lock, open_in_place, remove_stale
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.model_folder import MANIFEST, SETTINGS_FILES, WEIGHTS, read_json_object, write_json
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
@@ -18,37 +17,48 @@ from vaswani_transformer.training_run import METRICS, RECORD
 
 from .model import model_config
 from .parallel_text import open_training_and_validation
-from .recipe import Recipe, RunSettings, Settings
+from .recipe import Recipe, RunSettings, Settings, differences
 
 FOLDERS = ("checkpoints", "corpus", TARGET_TOKENIZER)
 FILES = (RECORD, METRICS, "curve.png", MANIFEST, WEIGHTS, *SETTINGS_FILES)
 
 
-def lock_run(output_dir: Path) -> TextIO:
+def lock_run(output_dir: Path, say: Callable[[str], None]) -> BinaryIO:
     """Lock output_dir for this process until the returned file is closed; the system releases it on any exit.
 
     Raises InputError naming the process holding the lock, UnavailableError if the folder cannot be written.
     """
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
-        file = (output_dir / ".lock").open("a+")
-        file.seek(0)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = file.read().strip() or "another process"
+        while True:
+            file = open(output_dir / ".lock", "r+b", buffering=0, opener=create_in_place)
+            try:
+                locked = lock(file.fileno())
+            except BlockingIOError as error:
+                holder = file.read().decode(errors="replace").strip() or "another process"
+                file.close()
+                raise InputError(
+                    f"output_dir {output_dir} is in use by {holder}; wait for it, stop it, or choose another folder"
+                ) from error
+            names = os.fstat(file.fileno()).st_nlink
+            if names == 1:
+                break
+            if names > 1:  # a hard link, such as that of a backup, keeps its content
+                (output_dir / ".lock").unlink()
             file.close()
-            raise InputError(
-                f"output_dir {output_dir} is in use by {holder}; wait for it, stop it, or choose another folder"
-            ) from error
+        if not locked:
+            say(f"warning: {output_dir} is on a file system without locks; do not start a second run in this folder")
         file.truncate()
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
+        file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
     except (FileExistsError, NotADirectoryError) as error:
         raise InputError(f"output_dir {output_dir} is not a folder; choose another") from error
     except OSError as error:
         raise UnavailableError(f"output_dir {output_dir} cannot be written: {error.strerror}") from error
     return file
+
+
+def create_in_place(path: str, flags: int) -> int:
+    return open_in_place(path, flags | os.O_CREAT)
 
 
 def describe_run(recipe: Recipe) -> dict[str, Any]:
@@ -64,6 +74,12 @@ def claim_output(output: Path, record: dict[str, Any], settings: Settings, say: 
     program that writes a run.json is refused. A run with checkpoints keeps its record until they are accepted.
     """
     path = output / RECORD
+    for name in FOLDERS:
+        if (output / name).is_symlink():
+            raise BrokenFileError(
+                f"{output / name} is a symbolic link; a run writes and removes files in its own folder only. Put the "
+                "folder there, or make output_dir itself a link"
+            )
     for folder in (output, output / "checkpoints", output / "corpus"):
         remove_unfinished(folder)
     begun = (output / "model.safetensors").exists() or any((output / "checkpoints").glob("*"))
@@ -86,8 +102,8 @@ def claim_output(output: Path, record: dict[str, Any], settings: Settings, say: 
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove temporary files of processes that were killed. Call it only while holding the run's lock."""
-    for path in folder.glob(".*.tmp"):  # .NAME.PID.tmp
+    """Remove temporary files of processes that were killed."""
+    for path in folder.glob(".*.*.tmp"):
         remove_stale(path.with_name(path.name[1:].rsplit(".", 2)[0]))
 
 
@@ -119,16 +135,3 @@ def check_unchanged(
         )
     if changes:
         say(f"resuming a changed run: {changes}")
-
-
-def differences(before: dict[str, Any], now: dict[str, Any], table: str = "") -> list[str]:
-    """Describe every key whose value has changed. table: the start of each name, for the keys of a table"""
-    found = []
-    absent = "unset" if table else None  # a null in `model` overrides the preset
-    for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key, absent), now.get(key, absent)
-        if isinstance(old, dict) and isinstance(new, dict):
-            found += differences(old, new, f"{table}{key}.")
-        elif old != new:
-            found.append(f"{table}{key} was {old}, is {new}")
-    return found

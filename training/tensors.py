@@ -8,6 +8,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from vaswani_transformer.atomic import set_mode
 from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.model_folder import OPTIMIZER, WEIGHTS, check_readable
 
@@ -48,7 +49,7 @@ def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
     # safetensors creates files that only their owner can read; the folder's mode follows the umask.
-    path.chmod(path.parent.stat().st_mode & 0o666)
+    set_mode(path, path.parent.stat().st_mode & 0o666)
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -70,11 +71,14 @@ def restore_model(model: torch.nn.Module, folder: Path) -> None:
             parameter.copy_(fsdp.shard_like(tensors[name], parameter))
 
 
-def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Load a checkpoint's moments and step counts into the optimizer."""
+def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path, steps_taken: int) -> None:
+    """Load a checkpoint's moments and step counts into the optimizer.
+
+    steps_taken: with 0, there may be no moments: with fp16, the first gradients may all be infinite
+    """
     path = folder / OPTIMIZER
     tensors = load_tensors(path)
-    if not tensors:  # Adam had not taken a step: with fp16, the first gradients may all be infinite
+    if not tensors and steps_taken == 0:
         return
     parameters = dict(model.named_parameters())
     keys = ("step", "exp_avg", "exp_avg_sq")

@@ -22,7 +22,15 @@ from .checkpoints import Checkpointer, Progress, recorded_choices
 from .corpus import Corpora, read_corpora
 from .final_model import write_final_model
 from .metrics import Meter, Window, measure_bleu, measure_loss
-from .model import Network, check_model_fields, check_positions, make_model, model_config, record_trained_length
+from .model import (
+    Network,
+    check_model_fields,
+    check_positions,
+    initial_weights_sha256,
+    make_model,
+    model_config,
+    record_trained_length,
+)
 from .recipe import Recipe, Settings
 from .report import Reporter
 from .run_folder import claim_output, describe_run, lock_run
@@ -57,8 +65,10 @@ def train(recipe: Recipe, change: Callable[[Any], None] | None = None) -> None:
             reporter.say(warning)
         machine.check_process_count(settings.hardware.processes, accelerator.num_processes)
         machine.check_precision(accelerator.mixed_precision, accelerator.device)
+        choices = {"mixed_precision": accelerator.mixed_precision, "FSDP": shard_weights}
+        machine.check_same_on_all_processes({**recipe.shared_keys(), **machine.package_versions(), **choices})
         if accelerator.is_main_process:
-            stack.enter_context(lock_run(output))
+            stack.enter_context(lock_run(output, reporter.say))
             claim_output(output, record, settings, reporter.say)
         accelerator.wait_for_everyone()
         with default_signal_handlers():  # there is nothing to save yet, and reading the text may take an hour
@@ -109,6 +119,9 @@ class Run:
         lengths = corpora.training.source_lengths, corpora.training.target_lengths
         config = model_config(settings.model, *sizes_and_ids(corpora.tokenizer, corpora.target_tokenizer))
         check_positions(config, settings.text.max_length)
+        machine.check_same_on_all_processes(
+            {**corpora.sha256s(), **initial_weights_sha256(settings.model), "config": config.to_dict()}
+        )
         # The main process chooses: GPUs may differ in memory.
         micro_batches = machine.choose_micro_batches(settings.batches, config, device, processes, saved)
         (micro_batches,) = broadcast_object_list([micro_batches])
@@ -281,6 +294,9 @@ def report_setup(run: Run) -> None:
         f"float32 products {environment['matmul_precision']}, attention {environment['attention']}{compiler}; "
         f"{batching.micro_batches_per_step} micro-batch{'es' if batching.micro_batches_per_step > 1 else ''} per step"
     )
+    device, tokens_per_step = run.network.accelerator.device, run.settings.batches.tokens_per_step
+    if warning := machine.small_share_warning(tokens_per_step, processes, device):
+        say(warning)
     warmup_steps = run.settings.optimizer.warmup_steps
     if warmup_steps >= steps:
         say(

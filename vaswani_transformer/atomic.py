@@ -1,21 +1,34 @@
 """Write files and folders so that they appear under their names only when they are complete and on disk.
 
-Until then they are named `.NAME.PID.tmp`, in the same folder. An error, an interrupt or SIGTERM removes them; the
-leftovers of a process that a signal killed are removed by the next process that writes the same name.
+Until then they are in a folder `.NAME.MACHINE-RANDOM.tmp` beside the final name, which their writer keeps locked. An
+error, an interrupt or SIGTERM removes it; the leftovers of a process that a signal killed are removed by the next
+process that writes the same name.
 """
 
+import errno
+import fcntl
+import hashlib
 import os
+import platform
 import re
+import secrets
 import shutil
 import stat
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import FULL_DISK, InputError
+from .errors import FULL_DISK, BrokenFileError, InputError
 
-unfinished: set[Path] = set()  # the temporary files and folders that this process is writing
+ABANDONED = 24 * 3600  # seconds without a change, if a lock proves nothing
+# What file systems (FAT, SMB, FUSE, NFS, object storage) answer if they have no locks, permissions or fsync of folders.
+UNSUPPORTED = {
+    errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.ENOLCK, errno.EBADF, errno.ENOTTY
+}  # fmt: skip
+
+unfinished: set[Path] = set()  # the temporary folders that this process is writing
 
 
 def check_new_folder(path: str | Path) -> Path:
@@ -43,7 +56,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         yield folder
         for item in [*folder.rglob("*"), folder]:
             if item.suffix == ".safetensors":  # safetensors always creates its files with mode 0600
-                item.chmod(folder.stat().st_mode & 0o666)  # `mkdir` has applied the umask to the folder
+                set_mode(item, folder.stat().st_mode & 0o666)  # `mkdir` has applied the umask to the folder
             sync(item)
         os.replace(folder, path)
         sync(path.parent)
@@ -55,7 +68,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     with temporary_path(path) as file:
         with file.open("wb") as stream:
             if path.is_file():
-                file.chmod(stat.S_IMODE(path.stat().st_mode))
+                set_mode(file, stat.S_IMODE(path.stat().st_mode))
             yield stream
         sync(file)
         os.replace(file, path)
@@ -64,20 +77,44 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def temporary_path(path: Path) -> Iterator[Path]:
-    """Yield the temporary name of `path`. Disk errors are raised again with `path` as their file name."""
-    remove_stale(path)
+    """Yield a temporary path on the same disk. Disk errors are raised again with `path` as their file name."""
     path = path.absolute()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    unfinished.add(temporary)
+    remove_stale(path)
+    temporary, descriptor = path, None
     try:
-        yield temporary
+        while descriptor is None:
+            temporary = path.with_name(f".{path.name}.{machine_id()}-{secrets.token_hex(4)}.tmp")
+            unfinished.add(temporary)
+            temporary.mkdir()
+            descriptor = lock_new_folder(temporary)
+        yield temporary / path.name
     except Exception as error:
         if (number := disk_error(error, temporary)) is not None:
             raise OSError(number, os.strerror(number), str(path)) from error
         raise
     finally:
-        remove(temporary)
-        unfinished.discard(temporary)
+        if temporary in unfinished:
+            remove(temporary)
+            unfinished.discard(temporary)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def open_in_place(path: str | Path, flags: int) -> int:
+    """Open a file to change it in place; like os.open, but only for regular files. Raises BrokenFileError.
+
+    A received folder may hold a link, or a named pipe, where a program expects its own file.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if os.path.islink(path):
+            raise BrokenFileError(f"{path} is a symbolic link, which is not written through; remove it") from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BrokenFileError(f"{path} is not a regular file; remove it")
+    return descriptor
 
 
 def disk_error(error: BaseException, temporary: Path) -> int | None:
@@ -96,26 +133,70 @@ def disk_error(error: BaseException, temporary: Path) -> int | None:
 
 
 def remove_stale(path: Path) -> None:
-    """Remove temporary files and folders of `path` left by processes that have ended.
+    """Remove temporary folders of `path` whose writers have ended.
 
-    This process's own PID counts as ended, too: in a container, a program often gets the same PID at each start.
+    A free lock proves this for writers on the same machine, in whatever container. File systems may not pass locks on
+    to other machines, or have none; a folder is then removed if nothing in it has changed for a day.
     """
     path = path.absolute()
     if not path.parent.is_dir():
         return
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.(\d{{1,9}})\.tmp")
+    # Earlier versions wrote .NAME.PID.tmp, without a lock.
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.(?:(\w+)-)?\w+\.tmp")
     for name in os.listdir(path.parent):
-        match = pattern.fullmatch(name)
-        if match and (int(match[1]) == os.getpid() or not is_running(int(match[1]))):
-            remove(path.parent / name)
+        match, temporary = pattern.fullmatch(name), path.parent / name
+        if match is None:
+            continue
+        with suppress(OSError):  # it is in use, or another process has just removed it
+            descriptor = os.open(temporary, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                has_ended = lock(descriptor) and match[1] == machine_id()
+                if has_ended or time.time() - last_change(temporary) > ABANDONED:
+                    remove(temporary)
+            finally:
+                os.close(descriptor)
 
 
-def is_running(process: int) -> bool:
+def machine_id() -> str:
+    """Return an id of the running system, which its containers share and which changes when it is started again."""
     try:
-        os.kill(process, 0)
+        name = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:  # not Linux
+        name = platform.node()
+    return hashlib.sha256(name.encode()).hexdigest()[:8]
+
+
+def lock_new_folder(folder: Path) -> int | None:
+    """Lock a folder that this process has just created, until the returned descriptor is closed or the process ends.
+
+    Returns None if another process took the folder for a leftover in between.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    with suppress(BlockingIOError):
+        lock(descriptor)
+        if folder.exists():
+            return descriptor
+    os.close(descriptor)
+    return None
+
+
+def lock(descriptor: int) -> bool:
+    """Lock an open file or folder. Return False if the file system has no locks.
+
+    Raises BlockingIOError if another process holds the lock.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return not isinstance(error, ProcessLookupError)  # PermissionError: it belongs to another user
+        if error.errno in UNSUPPORTED:
+            return False
+        raise
     return True
+
+
+def last_change(folder: Path) -> float:
+    """Return when the folder or something in it was last written."""
+    return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
 
 
 def remove(path: Path) -> None:
@@ -135,9 +216,24 @@ def move_files(names: Iterable[str], source: Path, target: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush a file's content, or a folder's entries, to disk, so that a power failure cannot lose them."""
+    """Flush a file's content, or a folder's entries, to disk, so that a power failure cannot lose them.
+
+    Not every file system can do so, above all for folders; the rest of what this module promises needs no fsync.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         os.close(descriptor)
+
+
+def set_mode(path: Path, mode: int) -> None:
+    """Set the permissions of a file, where the file system has any."""
+    try:
+        path.chmod(mode)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise

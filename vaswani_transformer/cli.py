@@ -126,12 +126,13 @@ def train(context: typer.Context) -> None:
         program.main(["--help"])
         return
     processes = import_program("training", "recipe_options").read_processes(context.args)
-    if processes is None:
+    launcher = import_program("training", "launch")
+    is_configured = launcher.find_accelerate_config() is not None
+    if processes is None and not is_configured:
         import torch
 
         processes = max(1, torch.cuda.device_count())
-    launcher = import_program("training", "launch")
-    if processes > 1 or launcher.accelerate_is_configured():
+    if is_configured or (processes or 1) > 1:
         code = launcher.launch(program_name("training"), context.args, processes)
         if code:
             raise SystemExit(code)

@@ -243,11 +243,14 @@ def verify_manifest(folder: Path, optimizer: bool = False) -> bool:
     manifest = read_json_object(folder / MANIFEST)
     if "files" not in manifest:
         return False  # another program's file
-    try:
-        entries = [(str(entry["name"]), entry["size"], entry["sha256"]) for entry in manifest["files"]]
-    except (TypeError, KeyError) as error:
-        raise BrokenFileError(f"{folder / MANIFEST} is not a manifest") from error
-    for name, size, sha256 in entries:
+    if not isinstance(manifest["files"], list):
+        raise BrokenFileError(f"{folder / MANIFEST}: files is a {type(manifest['files']).__name__}; it must be a list")
+    for number, entry in enumerate(manifest["files"]):
+        for field, kind in (("name", str), ("size", int), ("sha256", str)):
+            found = entry.get(field) if isinstance(entry, dict) else entry
+            if not isinstance(found, kind):
+                raise BrokenFileError(f"{folder / MANIFEST}: {field} of files[{number}] is {found!r}")
+        name, size, sha256 = entry["name"], entry["size"], entry["sha256"]
         path = folder / name
         if name == OPTIMIZER and not optimizer:
             continue

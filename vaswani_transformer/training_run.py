@@ -1,6 +1,7 @@
 """The record of a training run: run.json, metrics.jsonl, the progress in its checkpoints, its curve, its results."""
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,25 @@ CURVES = {
 
 def read_run(run: Path) -> dict[str, Any]:
     """Read run.json: the command and the recipe of a run; {} if there is no such file."""
-    return read_json_object(run / RECORD, "recipe") if (run / RECORD).is_file() else {}
+    if not (run / RECORD).is_file():
+        return {}
+    record = read_json_object(run / RECORD, "recipe", "fixed_keys")
+    if not isinstance(record.get("command", ""), str):
+        raise BrokenFileError(f"{run / RECORD}: command is {record['command']!r}; it must be a string")
+    return record
+
+
+def check_numbers(place: object, record: dict[str, Any], *names: str, whole: bool = False) -> None:
+    """Raise BrokenFileError unless these entries of a record are finite numbers of at least 0.
+
+    place: where the record is, for the error;  whole: they must be integers
+    """
+    for name in names:
+        value: Any = record.get(name)
+        if type(value) not in ((int,) if whole else (int, float)) or not 0 <= value < math.inf:
+            kind = "an integer" if whole else "a number"
+            found = repr(value) if name in record else "missing"
+            raise BrokenFileError(f"{place}: {name} is {found}; it must be {kind} of at least 0")
 
 
 def list_checkpoints(root: Path) -> list[Path]:
@@ -49,9 +68,17 @@ def read_state(run: Path) -> dict[str, Any]:
 def read_progress(run: Path) -> dict[str, Any]:
     """Return `step`, `tokens` and `seconds` of a run from its newest checkpoint, else from its log, else {}."""
     if progress := read_state(run).get("progress"):
+        place = list_checkpoints(run / "checkpoints")[0] / STATE
+        check_numbers(place, progress, "step", whole=True)
+        check_numbers(place, progress, "seconds", "cpu_seconds", *(["tokens"] if "tokens" in progress else []))
         return progress
     records = read_metrics(run / METRICS) if (run / METRICS).is_file() else []
-    return next((record for record in reversed(records) if {"step", "seconds", "tokens"} <= record.keys()), {})
+    for number, record in reversed([*enumerate(records, start=1)]):
+        if {"step", "seconds", "tokens"} <= record.keys():
+            measured = [name for name in ("seconds", "tokens", "cpu_seconds") if name in record]
+            check_numbers(f"{run / METRICS} line {number}", record, *measured)
+            return record
+    return {}
 
 
 def format_hours(seconds: float) -> str:
@@ -78,6 +105,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             if number == len(lines):  # empty after a final newline, else incomplete
                 break
             raise BrokenFileError(f"{path} line {number} is not a record of training ({error!r})") from error
+        check_numbers(f"{path} line {number}", record, "step", whole=True)
         records.append(record)
     return records
 
@@ -89,12 +117,10 @@ def read_curves(metrics: Path) -> dict[str, dict[int, float]]:
     """
     curves: dict[str, dict[int, float]] = {name: {} for name in CURVES}
     for number, record in enumerate(read_metrics(metrics), start=1):
-        try:
-            for name in CURVES:
-                if record.get(name) is not None:  # null for a loss that was not finite
-                    curves[name][int(record["step"])] = float(record[name])
-        except (ValueError, TypeError, KeyError) as error:
-            raise BrokenFileError(f"{metrics} line {number} is not a record of training ({error!r})") from error
+        for name in CURVES:
+            if record.get(name) is not None:  # null for a loss that was not finite
+                check_numbers(f"{metrics} line {number}", record, name)
+                curves[name][record["step"]] = record[name]
     return curves
 
 
