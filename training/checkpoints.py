@@ -202,7 +202,6 @@ class Checkpointer:
         if progress.step != parse_step(folder):
             raise BrokenFileError(f"{path}: progress: step is {progress.step} in {folder.name}")
         before, now = state["fingerprint"], self.state["fingerprint"]
-        before.setdefault(VALIDATION_SHA256, now[VALIDATION_SHA256])  # earlier versions did not record it
         check_unchanged(before, now, self.run_settings, self.reporter.say)
         if before[VALIDATION_SHA256] != now[VALIDATION_SHA256]:  # losses of two texts cannot be compared
             progress = dataclasses.replace(progress, best_loss=None, best_step=None, validations_since_best=0)
