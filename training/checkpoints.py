@@ -203,7 +203,7 @@ class Checkpointer:
             raise BrokenFileError(f"{path}: progress: step is {progress.step} in {folder.name}")
         before, now = state["fingerprint"], self.state["fingerprint"]
         check_unchanged(before, now, self.run_settings, self.reporter.say)
-        if before[VALIDATION_SHA256] != now[VALIDATION_SHA256]:  # losses of two texts cannot be compared
+        if before.get(VALIDATION_SHA256) != now[VALIDATION_SHA256]:  # losses of two texts cannot be compared
             progress = dataclasses.replace(progress, best_loss=None, best_step=None, validations_since_best=0)
         for change in differences(environment, self.state["environment"]):
             self.reporter.say(f"warning: {change}: the last bits of the weights may differ from an uninterrupted run")
