@@ -168,13 +168,16 @@ def repository_files(
     """Return all files of a push: those of the model, plots and card, checked for secrets."""
     from transformers.utils import logging
 
+    from vaswani_transformer.loading import weight_files
+    from vaswani_transformer.model_folder import files_sha256
+
     from . import card, contents
     from .provenance import Provenance
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     files, translator = contents.collect_model_files(folder, onnx)
-    provenance = Provenance(folder, translator.model.num_parameters(), list(map(Path, results)), stated)
+    provenance = Provenance(folder, files_sha256(*weight_files(folder)), list(map(Path, results)), stated)
     example = example or card.default_example(provenance)
     if pictures and example is not None:
         files["attention.png"] = card.attention_plot(translator, example)

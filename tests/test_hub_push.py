@@ -12,25 +12,27 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from conftest import read_rows, write_lines
 from hub_server import OWNER, WRITE_TOKEN, Fault, HubServer
 from huggingface_hub import ModelCard, constants
 from safetensors.torch import load_file, save_file
-from saved_model import ENGLISH, change_json, trained_model
+from saved_model import ENGLISH, GERMAN, change_json, trained_model
 from transformers import AutoConfig
 
 from hub import remote
 from hub.__main__ import main
+from training.evaluate import main as evaluate
 from vaswani_transformer import Translator
 from vaswani_transformer.cli import main as command_line
 from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP
 from vaswani_transformer.errors import BrokenFileError
+from vaswani_transformer.loading import weight_files
+from vaswani_transformer.model_folder import files_sha256
 from vaswani_transformer.pipeline_vaswani_transformer import VaswaniTransformerTranslationPipeline
 
 ROOT = Path(__file__).parents[1]
 REPO = f"{OWNER}/model"
 COMMAND = "vaswani-transformer train --config demo --data /private/corpora/news --output-dir=/private/runs/one"
-# Rows of results may leave out folders, and older rows name the module.
-PUBLISHED_COMMAND = "python -m training --config demo"
 PARAMETERS = sum(parameter.numel() for parameter in trained_model().parameters())
 FILES = {
     "README.md", "config.json", "generation_config.json", "model.safetensors",
@@ -39,13 +41,14 @@ FILES = {
     "search_vaswani_transformer.py", "sentences_vaswani_transformer.py",
 }  # fmt: skip
 ROW = {
-    "date": "2026-11-21", "commit": "abc1234", "command": PUBLISHED_COMMAND, "hardware": "2 cores of a test",
+    "date": "2026-11-21", "commit": "abc1234", "command": COMMAND, "hardware": "2 cores of a test",
     "hours": "0.213", "cpu_hours": "0.212", "steps": "400", "parameters": str(PARAMETERS), "data": "news",
     "test": "test2016", "sentences": "1000", "beam": "4", "alpha": "0.6", "bleu": "35.43",
     "bleu_signature": "nrefs:1|case:mixed|bleu", "bleu_lowercase": "36.0",
     "bleu_lowercase_signature": "nrefs:1|case:lc", "bleu_tokenised": "36.1", "bleu_compound_split": "35.5",
     "chrf": "58.61",
     "chrf_signature": "nrefs:1|case:mixed|chrf", "exact_match": "5.0",
+    "weights_sha256": "",
 }  # fmt: skip
 
 
@@ -63,7 +66,8 @@ def trained(folder) -> Path:
         lines.append({"event": "validation", "step": step, "validation_loss": 4.5 - step / 250, **clock})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "checkpoints" / "step-400").mkdir(parents=True)
-    state = {"progress": {"step": 400, "tokens": 400_000, "seconds": 766.8, "cpu_seconds": 763.2}}
+    state: dict[str, Any] = {"progress": {"step": 400, "tokens": 400_000, "seconds": 766.8, "cpu_seconds": 763.2}}
+    state["environment"] = {"device": "cpu"}
     (folder / "checkpoints" / "step-400" / "trainer_state.json").write_text(json.dumps(state))
     return folder
 
@@ -108,11 +112,13 @@ def refusal(refused, *arguments: object, code: int = 2, out: str = "") -> str:
     return error
 
 
-def rows(path: Path, *changes: dict[str, str]) -> Path:
+def rows(path: Path, model: Path, *changes: dict[str, str]) -> Path:
+    """Write a results file with rows of the model's weights."""
+    weights = {"weights_sha256": files_sha256(*weight_files(model))}
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(ROW))
         writer.writeheader()
-        writer.writerows({**ROW, **change} for change in changes)
+        writer.writerows({**ROW, **weights, **change} for change in changes)
     return path
 
 
@@ -437,7 +443,7 @@ def test_a_folder_of_initial_weights_is_not_a_base_model(trained, tmp_path, monk
 
 
 def test_the_card_shows_the_provenance(trained, tmp_path):
-    results = rows(tmp_path / "results.csv", {}, {"command": "another"}, {"hours": "0.9"}, {"parameters": "7"})
+    results = rows(tmp_path / "results.csv", trained, {}, {"weights_sha256": "0" * 64}, {"weights_sha256": ""})
     options = ["--results", results, "--license", "cc-by-4.0", "--example", "The house | is small."]
     out = written(trained, *options, "--pictures")
     card = card_of(out)
@@ -455,12 +461,12 @@ def test_the_card_shows_the_provenance(trained, tmp_path):
         f"{PARAMETERS:,} parameters",
         "400, on 400,000 source and target tokens",
         "0.213 hours, 0.212 CPU hours",
-        "* hardware: 2 cores of a test",
+        "* device: cpu",
         "2.9000 at the end, 2.9000 at the minimum",
         "No training sentence had more than 128 tokens",
         "| The house \\| is small. | " + translation.replace("|", "\\|"),
         "label_smoothing: 0.1",
-        "| news, test2016 | 1000 | 4 | 0.6 | 35.43 | 58.61 | 2026-11-21, commit abc1234 |",
+        "| news, test2016 | 1000 | 4 | 0.6 | 35.43 | 58.61 | 2026-11-21, commit abc1234, on 2 cores of a test |",
         "not from a mean over several seeds",
         "English to German",
         "```bash\nvaswani-transformer train --config demo --data news --output-dir=one\n```",
@@ -485,33 +491,75 @@ def test_an_incomplete_last_line_in_the_log_of_a_killed_run_changes_nothing(trai
 def test_the_card_marks_demo_scores_as_toy_results(trained, tmp_path):
     for data, toy in (("embedded", True), ("news", False)):
         change_recipe(trained, data=data)
-        out = written(trained, "--results", rows(tmp_path / "a.csv", {}))
+        out = written(trained, "--results", rows(tmp_path / "a.csv", trained, {}))
         assert ("generated by a toy grammar" in card_of(out).text) is toy
 
 
 def test_the_card_of_a_lowercase_model_has_lowercase_scores(trained, tmp_path):
     """Cased BLEU says little about it: 7.4 for a model with 40 lowercased."""
     change_recipe(trained, lowercase=True)
-    card: Any = card_of(written(trained, "--results", rows(tmp_path / "a.csv", {})))
+    card: Any = card_of(written(trained, "--results", rows(tmp_path / "a.csv", trained, {})))
     assert [(result.metric_type, result.metric_value) for result in card.data.eval_results] == [("bleu", 36.0)]
     assert card.data.eval_results[0].metric_args == {"signature": "nrefs:1|case:lc"}
     assert ROW["bleu"] not in card.text and ROW["chrf"] not in card.text
     assert "outputs lowercase text" in card.text
 
 
-@pytest.mark.parametrize(
-    "change", [{"steps": "401"}, {"hours": "0.2"}, {"cpu_hours": "0.1"}, {"parameters": "9"}, {"command": "other"}]
-)
-def test_results_of_another_model_are_refused(trained, tmp_path, refused, change):
-    error = refusal(refused, trained, REPO, "--results", rows(tmp_path / "results.csv", change))
-    assert "no row matches this model" in error
+@pytest.mark.parametrize("kind", ["trained", "converted"])
+@pytest.mark.parametrize("weights", ["", "0" * 64])
+def test_rows_of_other_weights_are_refused(trained, tmp_path, refused, kind, weights):
+    """The command, the size, and the training time can be those of another model."""
+    if kind == "converted":
+        (trained / "run.json").unlink()
+    results = rows(tmp_path / "results.csv", trained, {"weights_sha256": weights})
+    assert "no row matches this model (weights_sha256 " in refusal(refused, trained, REPO, "--results", results)
 
 
-def test_a_table_without_results_is_refused(trained, tmp_path, refused):
+def test_rows_without_the_hash_of_their_weights_are_refused(folder, tmp_path, refused):
+    (tmp_path / "old.csv").write_text(",".join(list(ROW)[:-1]) + "\n")
+    error = refusal(refused, folder, REPO, "--results", tmp_path / "old.csv")
+    assert "it lacks the column weights_sha256; `evaluate --record` writes a new one" in error
+
+
+def test_what_evaluate_records_of_sharded_weights_is_in_the_card(folder, tmp_path):
+    (folder / "model.safetensors").unlink()
+    trained_model().save_pretrained(folder, max_shard_size="60KB")
+    for name, lines in (("s", ENGLISH), ("r", GERMAN)):
+        write_lines(tmp_path / name, lines)
+    text = ["--source", str(tmp_path / "s"), "--reference", str(tmp_path / "r")]
+    evaluate([str(folder), *text, "--record", str(tmp_path / "results.csv")])
+    (row,) = read_rows(tmp_path / "results.csv")
+    assert int(row["parameters"]) == PARAMETERS
+    data: Any = card_of(written(folder, "--results", tmp_path / "results.csv")).data
+    assert [result.metric_value for result in data.eval_results] == [float(row["bleu"]), float(row["chrf"])]
+
+
+def test_a_score_is_listed_with_its_test_set(trained, tmp_path):
+    """The training data is another dataset."""
+    change_recipe(trained, dataset="owner/news")
+    data: Any = card_of(written(trained, "--results", rows(tmp_path / "a.csv", trained, {"data": "wmt14"}))).data
+    assert data.datasets == ["owner/news"]
+    assert {(result.dataset_type, result.dataset_name) for result in data.eval_results} == {
+        ("wmt14", "wmt14, test2016")
+    }
+
+
+def test_the_card_of_a_fine_tuned_model_says_so(trained):
+    change_recipe(trained, initial_weights="/private/runs/zero")
+    for options, base in (([], "`zero`"), (["--base-model", "owner/older"], "`owner/older`")):
+        text = card_of(written(trained, *options)).text
+        assert "trained only on" not in text
+        assert f"Fine-tuned from {base}; the settings and numbers below are those of the fine-tuning." in text
+        assert "source and target tokens; those of the earlier training are not recorded\n" in text
+        assert f"* It was fine-tuned on news from {base}" in text
+
+
+def test_a_table_without_results_is_refused(folder, tmp_path, refused):
     (tmp_path / "table.csv").write_text("a,b\n1,2\n")
-    assert "it lacks the column date" in refusal(refused, trained, REPO, "--results", tmp_path / "table.csv")
-    error = refusal(refused, trained, REPO, "--results", rows(tmp_path / "results.csv", {"bleu": "n/a"}))
-    assert "bleu 'n/a'; it must be a number" in error
+    assert "it lacks the column date" in refusal(refused, folder, REPO, "--results", tmp_path / "table.csv")
+    for score in ("n/a", "", "nan", "inf", "-1", "101"):
+        results = rows(tmp_path / "results.csv", folder, {"bleu": score})
+        assert f"bleu {score!r}; it must be a number" in refusal(refused, folder, REPO, "--results", results)
 
 
 def test_the_card_of_a_converted_model_names_its_source(folder):

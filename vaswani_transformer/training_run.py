@@ -1,6 +1,9 @@
 """The record of a training run: run.json, metrics.jsonl, the progress in its checkpoints, its curve, its results."""
 
 import json
+import math
+import reprlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +18,12 @@ RECORD, METRICS, STATE = "run.json", "metrics.jsonl", "trainer_state.json"
 RESULT_COLUMNS = (
     "date", "commit", "command", "hardware", "hours", "cpu_hours", "steps", "parameters", "data", "test", "sentences",
     "beam", "alpha", "bleu", "bleu_signature", "bleu_lowercase", "bleu_lowercase_signature", "bleu_tokenised",
-    "bleu_compound_split", "chrf", "chrf_signature", "exact_match",
+    "bleu_compound_split", "chrf", "chrf_signature", "exact_match", "weights_sha256",
 )  # fmt: skip
+# The types of the entries that are read of a record; each may be missing or null.
+RUN_TYPES = {"command": str, "recipe": dict, "fixed_keys": dict}
+PROGRESS_TYPES = {"step": int, "tokens": int, "seconds": float, "cpu_seconds": float}
+ENVIRONMENT_TYPES = dict.fromkeys(("torch", "transformers", "mixed_precision", "device"), str)
 # Name in metrics.jsonl: label in the figure
 CURVES = {
     "loss": "training, smoothed",
@@ -26,8 +33,32 @@ CURVES = {
 
 
 def read_run(run: Path) -> dict[str, Any]:
-    """Read run.json: the command and the recipe of a run; {} if there is no such file."""
-    return read_json_object(run / RECORD, "recipe") if (run / RECORD).is_file() else {}
+    """Read run.json: the command and the recipe of a run; {} if there is no such file. Raises BrokenFileError."""
+    if not (run / RECORD).is_file():
+        return {}
+    return check_types(run / RECORD, read_json_object(run / RECORD, "recipe", "fixed_keys"), RUN_TYPES)
+
+
+def check_types(path: Path, fields: dict[str, Any], types: Mapping[str, type]) -> dict[str, Any]:
+    """Return the fields of a file. Raises BrokenFileError naming a field that is neither null nor of its type.
+
+    types: by field; int and float stand for finite numbers that are not negative
+    """
+    for name, kind in types.items():
+        value, is_number = fields.get(name), kind in (int, float)
+        fits = isinstance(value, int | kind) and not isinstance(value, bool) if is_number else isinstance(value, kind)
+        if value is None or (fits and not (is_number and not 0 <= value < float("inf"))):
+            continue
+        names = {
+            str: "a string",
+            bool: "true or false",
+            dict: "an object",
+            list: "a list",
+            int: "an integer of 0 or more",
+        }
+        wanted = names.get(kind, "a number of 0 or more")
+        raise BrokenFileError(f"{path}: {name} is {reprlib.repr(value)}; it must be {wanted}")
+    return fields
 
 
 def list_checkpoints(root: Path) -> list[Path]:
@@ -43,7 +74,12 @@ def parse_step(checkpoint: Path) -> int:
 def read_state(run: Path) -> dict[str, Any]:
     """Read the state of the newest checkpoint of a run, with its "progress" and "environment"; {} if there is none."""
     folders = list_checkpoints(run / "checkpoints")
-    return read_json_object(folders[0] / STATE, "progress", "environment") if folders else {}
+    if not folders:
+        return {}
+    state = read_json_object(folders[0] / STATE, "progress", "environment")
+    check_types(folders[0] / STATE, state.get("progress", {}), PROGRESS_TYPES)
+    check_types(folders[0] / STATE, state.get("environment", {}), ENVIRONMENT_TYPES)
+    return state
 
 
 def read_progress(run: Path) -> dict[str, Any]:
@@ -51,7 +87,8 @@ def read_progress(run: Path) -> dict[str, Any]:
     if progress := read_state(run).get("progress"):
         return progress
     records = read_metrics(run / METRICS) if (run / METRICS).is_file() else []
-    return next((record for record in reversed(records) if {"step", "seconds", "tokens"} <= record.keys()), {})
+    last = next((record for record in reversed(records) if {"step", "seconds", "tokens"} <= record.keys()), {})
+    return check_types(run / METRICS, last, PROGRESS_TYPES)
 
 
 def format_hours(seconds: float) -> str:
@@ -92,8 +129,10 @@ def read_curves(metrics: Path) -> dict[str, dict[int, float]]:
         try:
             for name in CURVES:
                 if record.get(name) is not None:  # null for a loss that was not finite
-                    curves[name][int(record["step"])] = float(record[name])
-        except (ValueError, TypeError, KeyError) as error:
+                    curves[name][int(record["step"])] = value = float(record[name])
+                    if not math.isfinite(value):
+                        raise ValueError(f"{name} is {value}")
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise BrokenFileError(f"{metrics} line {number} is not a record of training ({error!r})") from error
     return curves
 
