@@ -129,7 +129,9 @@ def card_data(
         datasets=[dataset] if dataset else None,
         metrics=[name.lower() for name in scores.values()] if results else None,
         # With its translation, since the Hub's widget does not run a repository's code.
-        widget=[{"text": example, "output": {"text": translation}}] if example else None,
+        widget=[{"text": escape_controls(example), "output": {"text": escape_controls(translation or "")}}]
+        if example
+        else None,
         model_name=repo_id.split("/")[1] if results else None,
         eval_results=results or None,
     )

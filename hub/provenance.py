@@ -31,8 +31,10 @@ CONVERSION = "conversion.json"
 REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)  # the name of one on the Hub
 # Beside the programs, in a clone and in the wheel.
 SHIPPED_RESULTS = Path(__file__).resolve().parents[1] / "training" / "results"
-RECIPE_TYPES = dict.fromkeys(("source_language", "target_language", "dataset", "data", "initial_weights"), str)
-RECIPE_TYPES |= {"lowercase": bool, "max_length": int}
+RECIPE_TYPES = {
+    "source_language": str, "target_language": str, "dataset": str, "data": str, "initial_weights": str,
+    "lowercase": bool, "max_length": int,
+}  # fmt: skip
 
 
 class Provenance:

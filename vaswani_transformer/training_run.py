@@ -23,7 +23,7 @@ RESULT_COLUMNS = (
 # The types of the entries that are read of a record; each may be missing or null.
 RUN_TYPES = {"command": str, "recipe": dict, "fixed_keys": dict}
 PROGRESS_TYPES = {"step": int, "tokens": int, "seconds": float, "cpu_seconds": float}
-ENVIRONMENT_TYPES = dict.fromkeys(("torch", "transformers", "mixed_precision", "device"), str)
+ENVIRONMENT_TYPES = {"torch": str, "transformers": str, "mixed_precision": str, "device": str}
 # Name in metrics.jsonl: label in the figure
 CURVES = {
     "loss": "training, smoothed",
