@@ -130,7 +130,7 @@ def push(
     if out is not None:
         write_folder(files, out)
         for name, file in sorted(files.items()):
-            typer.echo(f"{measure_size(file):>14,}  {name}")
+            typer.echo(f"{measure_size(file):>14,}  {one_line(name)}")
         typer.echo(f"{out}: the files of `push {repo} --yes`")
         return
     remote.set_timeout()
@@ -138,7 +138,7 @@ def push(
     kept = ["README.md"] if keep_card else []
     planned = remote.plan(api, repo, revision, files, private=private, tag=tag, kept=kept)
     for line in summary(planned, list_unpublished(Path(folder), files)):
-        typer.echo(line)
+        typer.echo(one_line(line))
     typer.echo(remote.push(api, planned, files, message) if yes else "dry run: nothing was uploaded; add --yes to push")
 
 
@@ -168,16 +168,13 @@ def repository_files(
     """Return all files of a push: those of the model, plots and card, checked for secrets."""
     from transformers.utils import logging
 
-    from vaswani_transformer.loading import weight_files
-    from vaswani_transformer.model_folder import files_sha256
-
     from . import card, contents
     from .provenance import Provenance
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    files, translator = contents.collect_model_files(folder, onnx)
-    provenance = Provenance(folder, files_sha256(*weight_files(folder)), list(map(Path, results)), stated)
+    files, translator, weights_sha256 = contents.collect_model_files(folder, onnx)
+    provenance = Provenance(folder, weights_sha256, list(map(Path, results)), stated)
     example = example or card.default_example(provenance)
     if pictures and example is not None:
         files["attention.png"] = card.attention_plot(translator, example)

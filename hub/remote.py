@@ -4,15 +4,13 @@ huggingface_hub uploads the files and retries. This module adds the dry run, nev
 users, and turns each failure into one line that says what to do.
 """
 
-import hashlib
-import io
 import json
 import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
@@ -28,7 +26,7 @@ from huggingface_hub.utils.sha import git_hash
 
 from vaswani_transformer.errors import InputError, UnavailableError, one_line
 
-from .contents import MANAGED_NAMES, Files, measure_size
+from .contents import MANAGED_NAMES, Files, StoredFile, hash_file, measure_size
 
 TIMEOUT = 120  # seconds without a byte after which a connection counts as broken
 RESUME = "run the same command again to continue"
@@ -132,16 +130,16 @@ def is_managed(name: str) -> bool:
     return any(pattern.count("/") == depth and path.match(pattern) for pattern in MANAGED_NAMES)
 
 
-def compare(file: Path | bytes, remote: RepoFile | None) -> str:
+def compare(file: StoredFile | bytes, remote: RepoFile | None) -> str:
     """Return "new", "same" or "changed". The Hub identifies large files by SHA-256, others by git's SHA-1."""
     if remote is None:
         return "new"
     if remote.size != measure_size(file):
         return "changed"
-    with io.BytesIO(file) if isinstance(file, bytes) else file.open("rb") as stream:
-        if remote.lfs is not None:
-            return "same" if hashlib.file_digest(stream, "sha256").hexdigest() == remote.lfs.sha256 else "changed"
-        return "same" if git_hash(stream.read()) == remote.blob_id else "changed"
+    if remote.lfs is not None:
+        return "same" if hash_file(file) == remote.lfs.sha256 else "changed"
+    content = file if isinstance(file, bytes) else file.path.read_bytes()
+    return "same" if git_hash(content) == remote.blob_id else "changed"
 
 
 # ---- the push ----------------------------------------------------------------------------------------------------
@@ -155,6 +153,13 @@ def push(api: HfApi, planned: Plan, files: Files, message: str) -> str:
     """
     disable_progress_bars()
     repo_id, revision, head = planned.repo_id, planned.revision, planned.head
+    additions = []
+    for change in planned.with_status("new", "changed"):
+        file = files[change.name]
+        addition = CommitOperationAdd(change.name, file if isinstance(file, bytes) else str(file.path))
+        if not isinstance(file, bytes):  # the Hub refuses a content that no longer has this hash
+            file.check_unchanged(addition.upload_info.sha256.hex())
+        additions.append(addition)
     with one_line_errors(repo_id, revision):
         if head is None:
             api.create_repo(repo_id, private=planned.private)  # refused if it was created since the comparison
@@ -162,9 +167,6 @@ def push(api: HfApi, planned: Plan, files: Files, message: str) -> str:
             api.create_branch(repo_id, branch=revision, revision=head, exist_ok=True)
         if planned.has_changes:
             deletions = [CommitOperationDelete(change.name) for change in planned.with_status("deleted")]
-            additions = [
-                CommitOperationAdd(change.name, files[change.name]) for change in planned.with_status("new", "changed")
-            ]
             # The Hub refuses the commit if `head` is no longer the last one.
             commit = api.create_commit(
                 repo_id, [*deletions, *additions], commit_message=message, revision=revision, parent_commit=head

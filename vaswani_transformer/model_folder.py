@@ -7,7 +7,7 @@ settings and tokenizers that were read and checked here; transformers and PEFT r
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -270,7 +270,11 @@ def file_sha256(path: Path) -> str:
 
 def files_sha256(*paths: Path) -> str:
     """Return a hash over the hashes of the files, in this order."""
-    return hashlib.sha256(b"".join(bytes.fromhex(file_sha256(path)) for path in paths)).hexdigest()
+    return combine_sha256(map(file_sha256, paths))
+
+
+def combine_sha256(hashes: Iterable[str]) -> str:
+    return hashlib.sha256(b"".join(map(bytes.fromhex, hashes))).hexdigest()
 
 
 def read_config(path: Path) -> dict[str, Any]:
