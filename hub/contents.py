@@ -44,6 +44,7 @@ from vaswani_transformer.model_folder import (
 from vaswani_transformer.onnx_translator import PRECISIONS, onnx_file_name
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.torch_translator import TorchTranslator
+from vaswani_transformer.training_run import check_types
 
 
 @dataclass(frozen=True)
@@ -232,12 +233,18 @@ def collect_onnx_files(folder: Path, weights_sha256: str, onnx: Path) -> Files:
     files |= {
         name: select_entries(onnx / name, published) for name, published in settings.items() if (onnx / name).is_file()
     }
-    if (onnx / EXPORT_RECORD).is_file():
-        record = read_json_object(onnx / EXPORT_RECORD, "graphs")
-        hashes = {name: hash_file(files[name]) for name in record.get("graphs", {}) if name in files}
-        recorded = {name: record[name] for name in ("precision", "weights_sha256") if name in record}
-        files[EXPORT_RECORD] = encode_json(recorded | ({"graphs": hashes} if hashes else {}))
-    return {f"{ONNX}/{name}": file for name, file in (files | collect_tokenizer_files(onnx)).items()}
+    files |= collect_record(onnx, files) | collect_tokenizer_files(onnx)
+    return {f"{ONNX}/{name}": file for name, file in files.items()}
+
+
+def collect_record(onnx: Path, graphs: Files) -> Files:
+    """Return the record of an export with the hashes of its published graphs, if there is a record."""
+    if not (onnx / EXPORT_RECORD).is_file():
+        return {}
+    record = read_json_object(onnx / EXPORT_RECORD, "graphs")
+    hashes = {name: hash_file(graphs[name]) for name in record.get("graphs", {}) if name in graphs}
+    fields = {name: record[name] for name in ("precision", "weights_sha256") if name in record}
+    return {EXPORT_RECORD: encode_json(fields | ({"graphs": hashes} if hashes else {}))}
 
 
 def collect_graph(path: Path) -> Files:
@@ -371,7 +378,7 @@ def refuse_secrets(files: Files) -> None:
             raise InputError(
                 f"{name} contains an access token, a password or a private key{origin}; remove it before publishing"
             )
-        if name.endswith("config.json"):
+        if name.endswith(("config.json", EXPORT_RECORD)):
             for field, value in json.loads(content).items():
                 if field not in SPECIAL_TOKENS and (path := find_path(value)):
                     raise InputError(f"{name}: {field} names the path {path!r:.80}; remove it before publishing")
@@ -419,7 +426,9 @@ def check_same_model(folder: Path, weights_sha256: str, onnx: Path) -> None:
     for graph in onnx.glob("*.onnx"):
         check_graph(graph)
     if (onnx / EXPORT_RECORD).is_file():
-        exported = str(read_json_object(onnx / EXPORT_RECORD).get("weights_sha256"))
+        record = onnx / EXPORT_RECORD
+        fields = check_types(record, read_json_object(record), {"precision": str, "weights_sha256": str})
+        exported = fields.get("weights_sha256") or "not recorded"
         if exported != weights_sha256:
             raise InputError(
                 f"{onnx} was exported from other weights (sha256 {exported[:12]}) than those of {folder} "

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from test_hub_push import ROW, rows
 
-from hub.card import write_card
+from hub.card import default_example, training_curve, write_card
+from hub.contents import check_same_model, collect_record
 from hub.markdown import block, code, escape_controls, note, show
 from hub.provenance import Provenance, public_command, public_recipe
+from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.loading import weight_files
 from vaswani_transformer.model_folder import files_sha256
 
@@ -127,6 +130,62 @@ def test_a_field_adds_nothing_but_text(folder, translator, place, name):
 @pytest.mark.parametrize(("place", "name"), FIELDS)
 def test_no_kind_of_markdown_adds_anything_but_text(folder, translator, place, name):
     check_field(folder, translator, place, name, PAYLOADS)
+
+
+RECORDS = {
+    "run.json": {
+        "command": "train", "fixed_keys": {"preset": "base"}, "recipe": {
+            "source_language": "en", "target_language": "de", "data": "news", "dataset": None, "train": ["a"],
+            "initial_weights": None, "lowercase": False, "max_length": 5,
+        },
+    },
+    "checkpoints/step-4/trainer_state.json": {
+        "progress": {"step": 4, "tokens": 5, "seconds": 6.0, "cpu_seconds": 7.0},
+        "environment": {"torch": "2", "transformers": "5", "mixed_precision": "no", "device": "cpu"},
+    },
+    "metrics.jsonl": {"step": 4, "tokens": 5, "seconds": 6.0, "loss": 2.0, "validation_loss": 1.0},
+    "conversion.json": {"toolkit": "marian", "file": "a", "options": {"source_lang": "en", "target_lang": "de"}},
+    "onnx/export.json": {"precision": "float32", "weights_sha256": "0", "graphs": {"model.onnx": "0"}},
+}  # fmt: skip
+WRONG = [
+    None, True, 5, -1, 1.5, 1e400, float("nan"), 10**400, "", "x", [], [1], [None], {}, {"a": 1}, [[["x"]]],
+]  # fmt: skip
+
+
+def list_places(fields: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the path to the file's content and to each of its fields."""
+    yield above
+    for name, value in fields.items() if isinstance(fields, dict) else ():
+        yield from list_places(value, (*above, name))
+
+
+def replaced(fields: Any, place: tuple[str, ...], value: object) -> Any:
+    return {**fields, place[0]: replaced(fields[place[0]], place[1:], value)} if place else value
+
+
+@pytest.mark.parametrize(
+    ("file", "place"), [(file, place) for file, fields in RECORDS.items() for place in list_places(fields)]
+)
+def test_a_wrong_type_in_a_record_is_named_or_does_no_harm(folder, translator, file, place):
+    write_record(folder, "run.json", "command", "train")
+    (folder / "onnx").mkdir()
+    path = folder / file
+    if file == "conversion.json":
+        (folder / "run.json").unlink()
+    if file == "metrics.jsonl":  # its progress counts only without a checkpoint
+        shutil.rmtree(folder / "checkpoints")
+    for value in WRONG:
+        path.write_text(json.dumps(replaced(RECORDS[file], place, value)) + "\n")
+        try:
+            if file == "onnx/export.json":
+                check_same_model(folder, "0", folder / "onnx")
+                collect_record(folder / "onnx", {})
+            else:
+                training_curve(folder)
+                provenance = Provenance(folder, "", [], {"license": None})
+                write_card("tester/model", translator, provenance, {}, example=default_example(provenance))
+        except (InputError, BrokenFileError) as error:
+            assert str(path) in str(error) or path.parent.name in str(error), (value, error)
 
 
 SPECIAL = st.text(st.sampled_from("`*_[]()<>&|~$!#\\/:@w.a1 \n\t-=+\"'{};") | st.characters(codec="utf-8"))

@@ -24,6 +24,11 @@ RESULT_COLUMNS = (
 RUN_TYPES = {"command": str, "recipe": dict, "fixed_keys": dict}
 PROGRESS_TYPES = {"step": int, "tokens": int, "seconds": float, "cpu_seconds": float}
 ENVIRONMENT_TYPES = {"torch": str, "transformers": str, "mixed_precision": str, "device": str}
+TYPE_NAMES = {
+    str: "a string", bool: "true or false", dict: "an object", int: "an integer of 0 or more",
+    float: "a number of 0 or more",
+}  # fmt: skip
+LARGEST_NUMBER = 10**18
 # Name in metrics.jsonl: label in the figure
 CURVES = {
     "loss": "training, smoothed",
@@ -42,22 +47,17 @@ def read_run(run: Path) -> dict[str, Any]:
 def check_types(path: Path, fields: dict[str, Any], types: Mapping[str, type]) -> dict[str, Any]:
     """Return the fields of a file. Raises BrokenFileError naming a field that is neither null nor of its type.
 
-    types: by field; int and float stand for finite numbers that are not negative
+    types: the type by field; int and float stand for numbers between 0 and LARGEST_NUMBER
     """
     for name, kind in types.items():
-        value, is_number = fields.get(name), kind in (int, float)
-        fits = isinstance(value, int | kind) and not isinstance(value, bool) if is_number else isinstance(value, kind)
-        if value is None or (fits and not (is_number and not 0 <= value < float("inf"))):
-            continue
-        names = {
-            str: "a string",
-            bool: "true or false",
-            dict: "an object",
-            list: "a list",
-            int: "an integer of 0 or more",
-        }
-        wanted = names.get(kind, "a number of 0 or more")
-        raise BrokenFileError(f"{path}: {name} is {reprlib.repr(value)}; it must be {wanted}")
+        value: Any = fields.get(name)
+        if kind in (int, float):
+            is_number = isinstance(value, int | kind) and not isinstance(value, bool)
+            fits = is_number and 0 <= value <= LARGEST_NUMBER
+        else:
+            fits = isinstance(value, kind)
+        if value is not None and not fits:
+            raise BrokenFileError(f"{path}: {name} is {reprlib.repr(value)}; it must be {TYPE_NAMES[kind]}")
     return fields
 
 
@@ -129,9 +129,10 @@ def read_curves(metrics: Path) -> dict[str, dict[int, float]]:
         try:
             for name in CURVES:
                 if record.get(name) is not None:  # null for a loss that was not finite
-                    curves[name][int(record["step"])] = value = float(record[name])
-                    if not math.isfinite(value):
+                    step, value = int(record["step"]), float(record[name])
+                    if not (math.isfinite(value) and abs(step) <= LARGEST_NUMBER):
                         raise ValueError(f"{name} is {value}")
+                    curves[name][step] = value
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise BrokenFileError(f"{metrics} line {number} is not a record of training ({error!r})") from error
     return curves
