@@ -114,6 +114,8 @@ def push(
 ) -> None:
     if example is not None and not example.strip():
         raise InputError("--example is empty")
+    if not message.strip():
+        raise InputError("--message is empty")
     if yes and to_folder is not None:
         raise InputError("--yes and --to-folder exclude each other")
     out = None if to_folder is None else check_new_folder(to_folder)

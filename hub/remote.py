@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeGuard
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import (
@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.hf_api import RepoFile, RepoFolder
 from huggingface_hub.utils import disable_progress_bars, get_session, set_client_factory
 from huggingface_hub.utils.sha import git_hash
 
@@ -40,6 +40,8 @@ HTTP_ERRORS: dict[int, tuple[type[Exception], str]] = {
     429: (UnavailableError, f"rate limit reached: {{reason}}; wait, then {RESUME}"),
 }
 CLIENT_ERROR = (InputError, "the Hub rejected the request: {reason}")
+# What huggingface_hub raises, besides ValueError, for an answer that lacks a field or has another type.
+STRANGE_ANSWERS = (LookupError, TypeError, AttributeError)
 SERVER_ERROR = (UnavailableError, "the Hub returned a server error: {reason}; try again later")  # from 500 on
 
 
@@ -102,16 +104,25 @@ def plan(
             head, revision_exists = api.repo_info(repo_id, revision=revision).sha, True
         except RevisionNotFoundError:  # a new branch starts from main
             head, revision_exists = repo.sha, False
-        tree = list(api.list_repo_tree(repo_id, recursive=True, revision=head))
+        tree = [entry for entry in api.list_repo_tree(repo_id, recursive=True, revision=head) if is_file(entry)]
+        if not isinstance(head, str):
+            raise TypeError(f"the last commit is {head!r}")
         tags = {ref.name: ref.target_commit for ref in api.list_repo_refs(repo_id).tags} if tag else {}
     if private and not repo.private:
         raise InputError(f"--private: {repo_id} already exists and is public; make it private on the Hub first")
-    remote = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
+    remote = {entry.path: entry for entry in tree}
     planned = Plan(repo_id, revision, plan_changes(remote, files, kept), private, tag, head, revision_exists)
     # Moving an existing tag would change what its users download.
     if tag in tags and (planned.has_changes or tags[tag] != head):
         raise InputError(f"--tag {tag}: {repo_id} already has this tag, at {tags[tag][:8]}; choose another")
     return planned
+
+
+def is_file(entry: RepoFile | RepoFolder) -> TypeGuard[RepoFile]:
+    """Return whether an entry of a repository is a file. Raises TypeError if its path is no text."""
+    if not isinstance(entry.path, str):
+        raise TypeError(f"the path of a file is {entry.path!r}")
+    return isinstance(entry, RepoFile)
 
 
 def plan_changes(remote: dict[str, RepoFile], files: Files, kept: Sequence[str] = ()) -> list[Change]:
@@ -206,7 +217,7 @@ def one_line_errors(repo_id: str, revision: str) -> Iterator[None]:
         yield
     except OfflineModeIsEnabled as error:
         raise UnavailableError("HF_HUB_OFFLINE is set; unset it to reach the Hub") from error
-    except (HTTPError, RuntimeError, ValueError) as error:
+    except (HTTPError, RuntimeError, ValueError, *STRANGE_ANSWERS) as error:
         raise user_error(error, repo_id, revision) from error
 
 
@@ -226,6 +237,9 @@ def user_error(error: Exception, repo_id: str, revision: str) -> Exception:
         return UnavailableError(f"the Hub cannot be reached: {type(cause).__name__} ({message}); {RESUME}")
     if isinstance(error, json.JSONDecodeError):
         return UnavailableError(f"the response is not JSON (a proxy's page?); {RESUME}")
-    if isinstance(error, ValueError):  # such as metadata of the card that the Hub does not accept
-        return InputError(f"the Hub rejected the request: {message}")
+    if isinstance(error, (ValueError, *STRANGE_ANSWERS)):
+        return UnavailableError(
+            f"the answer is not that of a Hub: {type(error).__name__} ({message}); look for a proxy that wants a "
+            f"login, or another server in HF_ENDPOINT, then {RESUME}"
+        )
     return UnavailableError(f"the upload failed: {message}; {RESUME}")

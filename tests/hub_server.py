@@ -33,6 +33,7 @@ class Fault:
     """A fault at the next `times` requests with this method whose path contains `path`.
 
     status, message: the answer; the request is not carried out, unless `done`.  silent: no answer at all
+    content: the answer, with status 200, as a proxy or another server would give it
     """
 
     method: str
@@ -42,6 +43,7 @@ class Fault:
     message: str = ""
     done: bool = False
     silent: bool = False
+    content: Any = None
 
 
 @dataclass
@@ -186,6 +188,8 @@ class Handler(BaseHTTPRequestHandler):
                 status, content, self.more_headers = refusal.status, refusal.fields, refusal.headers
         if fault is not None:
             status, content = fault.status, {"error": fault.message}
+            if fault.content is not None:
+                status, content = 200, fault.content
         self.answer(status, content)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_request

@@ -340,6 +340,7 @@ NOT_OF_GIT = ["", "a b", "a..b", "-a", "a/", "a//b", ".a", "a.lock", "é", "a~1"
         ([REPO, "--dataset", "/private/text"], "'/private/text' is not a name on the Hub"),
         ([REPO, "--base-model", "model"], "--base-model is 'model'; it must be owner/name"),
         ([REPO, "--example", " "], "--example is empty"),
+        ([REPO, "--message", ""], "--message is empty"),
         ([REPO, "--onnx", "nowhere"], "no such folder"),
         ([REPO, "--results", "nowhere.csv"], "nowhere.csv: no such file"),
     ],
