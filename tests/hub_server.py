@@ -34,6 +34,7 @@ class Fault:
 
     status, message: the answer; the request is not carried out, unless `done`.  silent: no answer at all
     content: the answer, with status 200, as a proxy or another server would give it
+    headers: added to the proper answer
     """
 
     method: str
@@ -44,6 +45,7 @@ class Fault:
     done: bool = False
     silent: bool = False
     content: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -180,13 +182,15 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         status, content, self.more_headers = 200, {}, {}
-        if fault is None or fault.done:
+        if fault is None or fault.done or fault.headers:
             try:
                 with self.server.lock:
                     content = self.action()
             except Refusal as refusal:
                 status, content, self.more_headers = refusal.status, refusal.fields, refusal.headers
-        if fault is not None:
+        if fault is not None and fault.headers:
+            self.more_headers = self.more_headers | fault.headers
+        elif fault is not None:
             status, content = fault.status, {"error": fault.message}
             if fault.content is not None:
                 status, content = 200, fault.content

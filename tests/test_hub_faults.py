@@ -142,8 +142,8 @@ def test_a_second_push_recovers_from_a_fault(hub, api, method, path, status, kin
 
 STRANGE = [
     b"<html>Please log in</html>", b"", b"null", {}, [], 5, "text", [5], [{}], {"error": "no"},
-    {"sha": 5, "private": "no"}, [{"type": "file", "path": 5, "size": "x", "oid": None}], {"files": 5}, {"objects": [{}]}, {"url": 5},
-    {"branches": 5, "tags": [{}], "converts": None}, {"commitUrl": 5, "commitOid": 5},
+    [{"type": "file", "path": 5, "size": "x", "oid": None}], {"sha": 5, "private": "no"}, {"files": 5}, {"url": 5},
+    {"objects": [{}]}, {"branches": 5, "tags": [{}], "converts": None}, {"commitUrl": 5, "commitOid": 5},
 ]  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from training.evaluate import main as evaluate
 from vaswani_transformer import Translator
 from vaswani_transformer.cli import main as command_line
 from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP
-from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.loading import weight_files
 from vaswani_transformer.model_folder import file_sha256, files_sha256
 from vaswani_transformer.pipeline_vaswani_transformer import VaswaniTransformerTranslationPipeline
@@ -264,6 +264,29 @@ def test_onnx_translates_from_the_hub(hub, exported, tmp_path, monkeypatch):
         assert graph in downloaded and all(re.fullmatch(r"onnx/\w+\.json", name) for name in others)
     with pytest.raises(BrokenFileError, match=r"model_fp16.onnx: no such file; there is model.onnx, model_int8.onnx"):
         Translator.from_pretrained(REPO, backend="onnx", precision="fp16")
+
+
+@pytest.mark.parametrize("fault", ["etag", "linked etag", "commit", "info", "tree"])
+def test_no_answer_leads_a_download_out_of_the_cache(hub, folder, tmp_path, monkeypatch, fault):
+    """huggingface_hub names its files by hashes that the server sends."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "outside" / "cache"))
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
+    push(folder, REPO, "--yes")
+    path = "../../../.profile"
+    headers = {"etag": "ETag", "linked etag": "X-Linked-Etag", "commit": "X-Repo-Commit"}
+    if fault in headers:
+        hub.faults.append(Fault("HEAD", "/resolve/", times=9, headers={headers[fault]: path}))
+    elif fault == "info":
+        hub.faults.append(Fault("GET", f"/api/models/{REPO}", content={"id": REPO, "sha": path}))
+    else:
+        entry = {"type": "file", "path": "config.json", "size": 2, "oid": "0" * 40, "xetHash": "0" * 64}
+        entry |= {"lfs": {"oid": path, "size": 2, "pointerSize": 9}}
+        hub.faults.append(Fault("GET", "/tree/", content=[entry]))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    with pytest.raises(UnavailableError, match=rf"the answer of .* has the hash '{re.escape(path)}', which is a path"):
+        Translator.from_pretrained(REPO, device="cpu")
+    outside = [found.name for found in tmp_path.rglob("*") if found.is_file() and "cache" not in found.parts]
+    assert not any("profile" in name for name in outside)
 
 
 def test_another_models_onnx_is_refused(folder, tmp_path, refused):
