@@ -23,7 +23,7 @@ from vaswani_transformer.torch_translator import TorchTranslator
 from vaswani_transformer.training_run import curve_figure, format_hours, read_curves
 
 from .contents import Files
-from .markdown import FILTERS, Markdown, code, escape_controls, show
+from .markdown import FILTERS, Markdown, code, join_lines, show
 from .provenance import Provenance, last_component, public_command, public_recipe
 
 if TYPE_CHECKING:
@@ -129,9 +129,7 @@ def card_data(
         datasets=[dataset] if dataset else None,
         metrics=[name.lower() for name in scores.values()] if results else None,
         # With its translation, since the Hub's widget does not run a repository's code.
-        widget=[{"text": escape_controls(example), "output": {"text": escape_controls(translation or "")}}]
-        if example
-        else None,
+        widget=[{"text": join_lines(example), "output": {"text": join_lines(translation or "")}}] if example else None,
         model_name=repo_id.split("/")[1] if results else None,
         eval_results=results or None,
     )
@@ -139,7 +137,7 @@ def card_data(
 
 def eval_results(row: dict[str, str], scores: dict[str, str]) -> list[EvalResult]:
     """Return a row of a results file in the Hub's format. The dataset is that of the test set, not of the training."""
-    row = {column: escape_controls(value) for column, value in row.items()}
+    row = {column: join_lines(value) for column, value in row.items()}
     return [
         EvalResult(
             task_type="translation",

@@ -1,14 +1,14 @@
 """Writes text of others into Markdown, so that it stays text.
 
 A template whose environment has `finalize=show` escapes every value that it prints. The functions here, as filters,
-choose another form; `literal` and `trusted` are for values that this package has written itself.
+choose another form; `trusted` is for Markdown that this package has written itself.
 """
 
 import json
 import re
 from typing import Any
 
-from vaswani_transformer.errors import one_line
+from vaswani_transformer.errors import escape_controls
 
 # Renderers turn these into links, even if they are escaped; only in code they do not.
 ADDRESS = re.compile(r"://|\bwww\.|@", re.IGNORECASE)
@@ -22,13 +22,13 @@ def show(value: object) -> str:
     """Return a value as plain text in Markdown, on one line."""
     if isinstance(value, Markdown):
         return value
-    text = escape_controls(str(value))
+    text = join_lines(str(value))
     return code(text).replace("|", "\\|") if ADDRESS.search(text) else re.sub(r"([\\`*_\[\]<>&|~$])", r"\\\1", text)
 
 
 def code(value: object) -> Markdown:
     """Return a value as code within a line."""
-    text = escape_controls(str(value)).strip()
+    text = join_lines(str(value)).strip()
     fence = "`" * (longest_run(text) + 1)
     padding = " " if text.startswith("`") or text.endswith("`") else ""
     return Markdown(f"{fence}{padding}{text}{padding}{fence}" if text else "")
@@ -36,7 +36,7 @@ def code(value: object) -> Markdown:
 
 def block(value: str, language: str) -> Markdown:
     """Return a text of several lines as a block of code."""
-    text = "\n".join(map(escape_controls_of_line, value.split("\n")))
+    text = escape_controls(value)
     fence = "`" * max(3, longest_run(text) + 1)
     return Markdown(f"{fence}{language}\n{text}\n{fence}")
 
@@ -51,7 +51,7 @@ def note(line: str) -> Markdown:
 
 def literal(value: object) -> Markdown:
     """Return a value as a literal of Python, for a block of code."""
-    return Markdown(one_line(json.dumps(value, ensure_ascii=False)))
+    return Markdown(escape_controls(json.dumps(value, ensure_ascii=False)))
 
 
 def trusted(value: object) -> Markdown:
@@ -59,14 +59,9 @@ def trusted(value: object) -> Markdown:
     return Markdown(value)
 
 
-def escape_controls(text: str) -> str:
+def join_lines(text: str) -> str:
     """Return the text with each run of white space as a space, and control characters escaped."""
-    return one_line(re.sub(r"\s+", " ", "." + text + "."))[1:-1]
-
-
-def escape_controls_of_line(line: str) -> str:
-    indent = len(line) - len(line.lstrip(" "))
-    return line[:indent] + one_line(line[indent:])
+    return escape_controls(re.sub(r"\s+", " ", text))
 
 
 def longest_run(text: str) -> int:
