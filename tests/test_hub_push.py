@@ -616,6 +616,12 @@ def test_a_card_states_that_there_are_no_results(folder):
     assert "No license has been specified" in card.text
 
 
+def test_only_learned_positions_are_a_limit(folder, two_vocabularies):
+    assert "positional embeddings limit" not in card_of(written(folder)).text
+    shutil.copytree(two_vocabularies / "model", folder, dirs_exist_ok=True)
+    assert "Learned positional embeddings limit source and target to 120 tokens" in card_of(written(folder)).text
+
+
 def test_options_say_what_the_folder_does_not(folder, capsys):
     """A folder of Seq2SeqTrainer records neither languages nor text."""
     options = ["--source-language=en", "--target-language=de", "--dataset=owner/text", "--base-model=owner/older",
