@@ -203,6 +203,7 @@ def test_a_row_that_does_not_fit_is_refused_before_translating(model_folder, ref
         (["model", "--source", "s"], "--source and --reference come together"),
         (["model", "--source", "r", "--reference", "two"], "r has 3 lines, two has 2"),
         (["model", "--source", "s", "--reference", "r", "--test", "x"], "use them without --config, --data and --test"),
+        (["empty", "--source", "s", "--reference", "r", "--record", "t.csv"], "empty has no config.json"),
         (["model", "--config", "demoo"], "did you mean 'demo'"),
         (
             ["model", "--config", "demo", "--hypotheses", "no/where"],
@@ -213,6 +214,7 @@ def test_a_row_that_does_not_fit_is_refused_before_translating(model_folder, ref
 )
 def test_wrong_arguments_are_one_line_errors(model_folder, arguments, message, refused, monkeypatch):
     monkeypatch.chdir(model_folder)
+    (model_folder / "empty").mkdir()
     (model_folder / "two").write_text("one\ntwo\n")
     assert message in refused(main, arguments)
 

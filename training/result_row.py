@@ -15,7 +15,7 @@ from safetensors import safe_open
 from vaswani_transformer import __version__
 from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.loading import weight_files
-from vaswani_transformer.model_folder import files_sha256
+from vaswani_transformer.model_folder import files_sha256, read_config
 from vaswani_transformer.training_run import RESULT_COLUMNS, format_hours, read_progress, read_run
 
 from .evaluate import EvaluationText
@@ -90,6 +90,7 @@ def parameters(model: Path) -> int:
 
 def hash_weights(model: Path) -> str:
     """Return the hash of a model's weights that rows of results and exports record."""
+    read_config(model / "config.json")  # names a folder that is no model's
     return files_sha256(*weight_files(model))
 
 
