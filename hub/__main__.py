@@ -114,6 +114,8 @@ def push(
 ) -> None:
     if example is not None and not example.strip():
         raise InputError("--example is empty")
+    if not message.strip():
+        raise InputError("--message is empty")
     if yes and to_folder is not None:
         raise InputError("--yes and --to-folder exclude each other")
     out = None if to_folder is None else check_new_folder(to_folder)
@@ -130,7 +132,7 @@ def push(
     if out is not None:
         write_folder(files, out)
         for name, file in sorted(files.items()):
-            typer.echo(f"{measure_size(file):>14,}  {name}")
+            typer.echo(f"{measure_size(file):>14,}  {one_line(name)}")
         typer.echo(f"{out}: the files of `push {repo} --yes`")
         return
     remote.set_timeout()
@@ -138,7 +140,7 @@ def push(
     kept = ["README.md"] if keep_card else []
     planned = remote.plan(api, repo, revision, files, private=private, tag=tag, kept=kept)
     for line in summary(planned, list_unpublished(Path(folder), files)):
-        typer.echo(line)
+        typer.echo(one_line(line))
     typer.echo(remote.push(api, planned, files, message) if yes else "dry run: nothing was uploaded; add --yes to push")
 
 
@@ -173,8 +175,8 @@ def repository_files(
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    files, translator = contents.collect_model_files(folder, onnx)
-    provenance = Provenance(folder, translator.model.num_parameters(), list(map(Path, results)), stated)
+    files, translator, weights_sha256 = contents.collect_model_files(folder, onnx)
+    provenance = Provenance(folder, weights_sha256, list(map(Path, results)), stated)
     example = example or card.default_example(provenance)
     if pictures and example is not None:
         files["attention.png"] = card.attention_plot(translator, example)

@@ -1,10 +1,10 @@
 """Writes the model card and its plots.
 
-`card.template` is the text. Every number is read from a file or computed; missing information is stated in the card.
+`card.template` is the text, and markdown.py writes the values into it. Every number is read from a file or computed;
+missing information is stated in the card.
 """
 
 import io
-import json
 import re
 from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
@@ -15,7 +15,6 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from vaswani_transformer import VaswaniTransformerConfig, __version__
 from vaswani_transformer.attention_maps import attention_maps
-from vaswani_transformer.errors import InputError, one_line
 from vaswani_transformer.model_folder import CODE_FILES, ONNX
 from vaswani_transformer.onnx_translator import graph_inputs, onnx_file_name
 from vaswani_transformer.pictures import attention_figure
@@ -24,7 +23,8 @@ from vaswani_transformer.torch_translator import TorchTranslator
 from vaswani_transformer.training_run import curve_figure, format_hours, read_curves
 
 from .contents import Files
-from .provenance import Provenance, public_command, public_recipe
+from .markdown import FILTERS, Markdown, code, join_lines, show
+from .provenance import Provenance, last_component, public_command, public_recipe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,25 +58,26 @@ def write_card(
     """Return the text of the card of a repository with `files`, including the plots.
 
     example: a source sentence to show with the model's translation, if any
-    Raises InputError for a score that is not a number.
     """
     import jinja2
 
-    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    environment.filters |= {
-        "cell": lambda text: one_line(text).replace("|", "\\|"),
+    environment = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, finalize=show
+    )
+    environment.filters |= FILTERS | {
         "hours": format_hours,
+        "last_component": last_component,
         "language": lambda code: LANGUAGES.get(code, code),
         "thousands": "{:,}".format,
     }
     config, translation = translator.model.config, translator.translate([example])[0] if example else None
     recipe = public_recipe(provenance.run.get("fixed_keys", {}))
+    losses = list(provenance.curves.get("validation_loss", {}).values())
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         card_data=card_data(repo_id, provenance, files, example, translation).to_yaml(),
         repo_id=repo_id,
         example=example,
         translation=translation,
-        quoted_example=json.dumps(example or "...", ensure_ascii=False),
         config=config,
         parameters=translator.model.num_parameters(),
         dtype=str(translator.model.dtype).removeprefix("torch."),
@@ -84,10 +85,11 @@ def write_card(
         sizes={name: getattr(config, name) for name in SIZES if getattr(config, name) is not None},
         departures=departures(config),
         provenance=provenance,
-        command=public_command(str(provenance.run.get("command", ""))),
+        command=public_command(provenance.run.get("command") or ""),
         recipe=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).strip(),
+        losses=losses,
         files=files,
-        code=CODE_FILES,
+        code_files=CODE_FILES,
         target_tokenizer=TARGET_TOKENIZER if f"{TARGET_TOKENIZER}/tokenizer.json" in files else None,
         onnx_files=sorted(name for name in files if name.endswith(".onnx")),
         onnx_file=f"{ONNX}/{onnx_file_name()}",
@@ -112,11 +114,11 @@ def homepage() -> str | None:
 def card_data(
     repo_id: str, provenance: Provenance, files: Files, example: str | None, translation: str | None
 ) -> ModelCardData:
-    """Return the metadata that the Hub reads. Raises InputError."""
+    """Return the metadata that the Hub reads."""
     codes = [code for code in dict.fromkeys(provenance.languages or ()) if re.fullmatch(r"[a-z]{2,3}", code)]
     dataset, scores = provenance.dataset, provenance.scores
     onnx = ["onnx"] if any(name.endswith(".onnx") for name in files) else []
-    results = [result for row in provenance.results for result in eval_results(row, scores, dataset)]
+    results = [result for row in provenance.results for result in eval_results(row, scores)]
     return ModelCardData(
         language=codes or None,
         license=provenance.stated.get("license"),
@@ -127,45 +129,41 @@ def card_data(
         datasets=[dataset] if dataset else None,
         metrics=[name.lower() for name in scores.values()] if results else None,
         # With its translation, since the Hub's widget does not run a repository's code.
-        widget=[{"text": example, "output": {"text": translation}}] if example else None,
+        widget=[{"text": join_lines(example), "output": {"text": join_lines(translation or "")}}] if example else None,
         model_name=repo_id.split("/")[1] if results else None,
         eval_results=results or None,
     )
 
 
-def eval_results(row: dict[str, str], scores: dict[str, str], dataset: str | None) -> list[EvalResult]:
-    """Return a row of a results file in the Hub's format. Raises InputError for a score that is not a number."""
-    results = []
-    for column, name in scores.items():
-        try:
-            value = float(row[column])
-        except ValueError:
-            raise InputError(f"a row of results has {column} {row[column]!r}; it must be a number") from None
-        results.append(
-            EvalResult(
-                task_type="translation",
-                task_name="Translation",
-                dataset_type=dataset or row["data"],
-                dataset_name=f"{row['data']}, {row['test']}",
-                dataset_split=row["test"],
-                metric_type=name.lower(),
-                metric_name=name,
-                metric_value=value,
-                metric_args={"signature": row[f"{column}_signature"]},
-            )
+def eval_results(row: dict[str, str], scores: dict[str, str]) -> list[EvalResult]:
+    """Return a row of a results file in the Hub's format. The dataset is that of the test set, not of the training."""
+    row = {column: join_lines(value) for column, value in row.items()}
+    return [
+        EvalResult(
+            task_type="translation",
+            task_name="Translation",
+            dataset_type=row["data"] or row["test"],
+            dataset_name=", ".join(filter(None, (row["data"], row["test"]))),
+            dataset_split=row["test"],
+            metric_type=name.lower(),
+            metric_name=name,
+            metric_value=float(row[column]),
+            metric_args={"signature": row[f"{column}_signature"]},
         )
-    return results
+        for column, name in scores.items()
+    ]
 
 
-def departures(config: VaswaniTransformerConfig) -> str:
+def departures(config: VaswaniTransformerConfig) -> Markdown:
     """Return a sentence that compares the architecture with the paper's."""
     paper = VaswaniTransformerConfig()
     different = [name for name in SWITCHES if getattr(config, name) != getattr(paper, name)]
     if different:
-        return f"Differences from the paper: {', '.join(f'`{name}` {getattr(config, name)}' for name in different)}."
+        values = ", ".join(f"{code(name)} {show(getattr(config, name))}" for name in different)
+        return Markdown(f"Differences from the paper: {values}.")
     if all(getattr(config, name) == getattr(paper, name) for name in SIZES):
-        return "This is the paper's base model."
-    return "The architecture is the paper's, with the sizes above."
+        return Markdown("This is the paper's base model.")
+    return Markdown("The architecture is the paper's, with the sizes above.")
 
 
 # ---- plots -------------------------------------------------------------------------------------------------------

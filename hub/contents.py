@@ -1,24 +1,28 @@
 """Collects the files to publish: weights, configuration, code, tokenizers and ONNX exports.
 
-`Files` maps a name in the repository to a local path, or to bytes generated here. Other files in the folder
-(checkpoints, the tokenised corpus, logs) are not uploaded. Access tokens are refused, and ONNX files of another model
-or of other weights, as after more training.
+`Files` maps a name in the repository to its content, or to a large local file. Other files in the folder (checkpoints,
+the tokenised corpus, logs) are not uploaded. Of the published files, only the parts that the package reads are kept:
+others may hold notes, folders or passwords of previous owners. Access tokens are refused, and ONNX files of another
+model or of other weights, as after more training.
 """
 
+import hashlib
 import json
 import re
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import SpaceCard
+from tokenizers import Tokenizer
 from transformers import GenerationConfig
 
 import vaswani_transformer
 from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP, CUSTOM_PIPELINES, VaswaniTransformerConfig
-from vaswani_transformer.errors import InputError
+from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.loading import enumerate_names, load_config, weight_files
 from vaswani_transformer.model_folder import (
     CODE_FILES,
@@ -26,10 +30,12 @@ from vaswani_transformer.model_folder import (
     INDEX,
     MODEL_FILES,
     ONNX,
+    SPECIAL_TOKENS,
     WEIGHTS,
     check_graph,
     check_inside,
-    files_sha256,
+    combine_sha256,
+    file_sha256,
     plain_tokenizer,
     read_config,
     read_json_object,
@@ -38,12 +44,31 @@ from vaswani_transformer.model_folder import (
 from vaswani_transformer.onnx_translator import PRECISIONS, onnx_file_name
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.torch_translator import TorchTranslator
+from vaswani_transformer.training_run import check_types
 
-Files = dict[str, Path | bytes]
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A large local file, as it was when it was checked."""
+
+    path: Path
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> "StoredFile":
+        return cls(path, path.stat().st_size, file_sha256(path))
+
+    def check_unchanged(self, sha256: str) -> None:
+        """Raise InputError unless the content that is published has this hash."""
+        if sha256 != self.sha256:
+            raise InputError(f"{self.path} changed during the push; run the command again when it is complete")
+
+
+Files = dict[str, StoredFile | bytes]
 
 SPACE = Path(__file__).with_name("space")
 
-ONNX_FILES = ("*.onnx", "*.onnx_data", "*.onnx.data", "README.md")
 # Names of files that a push can write. A push deletes such files from the repository if it does not write them.
 MANAGED_NAMES = (
     "README.md",
@@ -59,19 +84,20 @@ SECRETS = re.compile(
     rb"|\bgh[a-z]_[A-Za-z0-9]{36}|\bgithub_pat_\w{22,}"
     rb"|\bAKIA[0-9A-Z]{16}\b|\bsk-[A-Za-z0-9_-]{40,}"  # AWS; OpenAI and Anthropic
     rb"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+    rb"|://[^\s/@:\"'<>`]*:[^\s/@\"'<>`]+@"  # https://user:password@host
 )
-TEXT_SUFFIXES = (".json", ".md", ".py")
 # Entries of JSON files that are published. Others could name code, which transformers runs with trust_remote_code, or
 # files. The entries by which transformers finds our own code are added.
 CONFIG_ENTRIES = frozenset(VaswaniTransformerConfig().to_dict()) - {"auto_map", "custom_pipelines", "_name_or_path"}
 GENERATION_ENTRIES = frozenset(GenerationConfig().to_dict()) | {"extra_length", "max_source_length"}
-EXPORT_ENTRIES = frozenset({"precision", "weights_sha256", "graphs"})
+GRAPH_ENTRIES = {"vocab_size", "decoder_vocab_size"}  # of a graph's metadata, which OnnxTranslator compares
+TENSOR_ENTRIES = {"dtype", "shape", "data_offsets"}  # of a safetensors file's header
 # Fields of config.json that may differ between a model and its export.
 METADATA_FIELDS = {"transformers_version", "architectures", "auto_map", "custom_pipelines", "dtype"}
 
 
-def collect_model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, TorchTranslator]:
-    """Return the files of the repository except card and plots, and the model itself, on the CPU.
+def collect_model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, TorchTranslator, str]:
+    """Return the files of the repository except card and plots, the model itself, on the CPU, and its weights' hash.
 
     onnx: folders of the exported model; those of other precisions as PRECISION=FOLDER, such as int8=FOLDER. Without a
         plain FOLDER, `onnx` in the model folder is published if it exists
@@ -83,16 +109,17 @@ def collect_model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, 
     refuse_links(folder)
     if not (folder / "tokenizer.json").is_file():
         raise InputError(f"{folder} has no tokenizer.json; give the folder of a model with its tokenizer")
+    # Before they are loaded, so that the hash shows whether they change afterwards.
+    weights = [StoredFile.of(path) for path in weight_files(folder)]
+    weights_sha256 = combine_sha256(file.sha256 for file in weights)
     translator = TorchTranslator.from_pretrained(folder, device="cpu")
 
     files: Files = {"config.json": encode_json(make_config_for_the_hub(folder))}
     generation = folder / "generation_config.json"
     written = translator.model.generation_config.to_json_string().encode()
     files[generation.name] = select_entries(generation, GENERATION_ENTRIES) if generation.is_file() else written
-    files |= {file.relative_to(folder).as_posix(): file for file in weight_files(folder)}
-    if WEIGHTS not in files:
-        files[INDEX] = folder / INDEX
-    files |= {name: Path(vaswani_transformer.__file__).parent / name for name in CODE_FILES}
+    files |= collect_weights(folder, weights)
+    files |= {name: (Path(vaswani_transformer.__file__).parent / name).read_bytes() for name in CODE_FILES}
     files |= collect_tokenizer_files(folder)
 
     exports = parse_exports(onnx)
@@ -100,10 +127,46 @@ def collect_model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, 
         exports[None] = folder / ONNX
     for precision, variant in exports.items():
         if precision is not None:
-            files |= collect_variant_files(folder, variant, precision)
+            files |= collect_variant_files(folder, weights_sha256, variant, precision)
     if None in exports:  # last, so that its configuration and tokenizer replace those of a variant
-        files |= collect_onnx_files(folder, exports[None])
-    return files, translator
+        files |= collect_onnx_files(folder, weights_sha256, exports[None])
+    return files, translator, weights_sha256
+
+
+def collect_weights(folder: Path, weights: Sequence[StoredFile]) -> Files:
+    """Return the weights, and for several files an index with nothing but their tensors and their size.
+
+    Raises InputError naming an entry of a file's header that this package does not read: the file cannot be published
+    without it under the hash that manifests, exports and rows of results have recorded.
+    """
+    files, file_of_tensor, size = {}, {}, 0
+    for file in weights:
+        name = file.path.relative_to(folder).as_posix()
+        if "/" in name or not name.endswith(".safetensors"):
+            raise InputError(f"{folder / INDEX} names {name}; weights are NAME.safetensors beside it")
+        tensors = read_tensor_names(file.path)
+        files[name] = file
+        file_of_tensor |= dict.fromkeys(tensors, name)
+        size += sum(tensors.values())
+    if WEIGHTS not in files:
+        files[INDEX] = encode_json({"metadata": {"total_size": size}, "weight_map": file_of_tensor})
+    return files
+
+
+def read_tensor_names(path: Path) -> dict[str, int]:
+    """Return the names and sizes in bytes of a safetensors file's tensors. Raises InputError for other entries."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    metadata = header.pop("__metadata__", None) or {}
+    for entries, known in ((metadata, {"format"}), *((entry, TENSOR_ENTRIES) for entry in header.values())):
+        if unknown := sorted(entries.keys() - known):
+            raise InputError(
+                f"{path}: its header has the entry {unknown[0]!r}, which would be published; save the weights without "
+                f"it: safetensors.torch.save_file(safetensors.torch.load_file(file), new_file, {{'format': 'pt'}})"
+            )
+    if metadata.get("format", "pt") not in ("pt", "np", "tf", "flax", "mlx"):
+        raise InputError(f"{path}: its format is {metadata['format']!r:.80}; it must be 'pt'")
+    return {name: entry["data_offsets"][1] - entry["data_offsets"][0] for name, entry in header.items()}
 
 
 def parse_exports(options: Sequence[str]) -> dict[str | None, Path]:
@@ -145,38 +208,111 @@ def collect_tokenizer_files(folder: Path) -> Files:
     for place in ("", f"{TARGET_TOKENIZER}/"):
         tokenizer, config = f"{place}tokenizer.json", f"{place}tokenizer_config.json"
         if (folder / tokenizer).is_file():
-            files[tokenizer] = plain_tokenizer(folder / tokenizer)
+            content = plain_tokenizer(folder / tokenizer).decode()
+            files[tokenizer] = Tokenizer.from_str(content).to_str(pretty=True).encode()  # without unknown entries
         if (folder / config).is_file():  # optional in an ONNX folder
             fields = read_tokenizer_settings(folder / place)
             files[config] = encode_json(fields | {"tokenizer_class": "PreTrainedTokenizerFast"})
     return files
 
 
-def collect_onnx_files(folder: Path, onnx: Path) -> Files:
+def collect_onnx_files(folder: Path, weights_sha256: str, onnx: Path) -> Files:
     """Return the files of an exported model, under `onnx/`. Raises InputError if they belong to another model."""
     if not onnx.is_dir():
         named = f"; the precisions before = are {', '.join(PRECISIONS)}" if "=" in str(onnx) else ""
         raise InputError(f"--onnx {onnx}: no such folder{named}")
-    if not any(onnx.glob("*.onnx")):
+    graphs = [path for path in sorted(onnx.glob("*.onnx")) if path.is_file()]
+    if not graphs:
         raise InputError(f"{onnx} contains no .onnx file; `vaswani-transformer export onnx` writes one")
     refuse_links(onnx)
-    check_same_model(folder, onnx)
-    files: Files = {path.name: path for pattern in ONNX_FILES for path in sorted(onnx.glob(pattern))}
-    settings = {
-        "config.json": CONFIG_ENTRIES,
-        "generation_config.json": GENERATION_ENTRIES,
-        EXPORT_RECORD: EXPORT_ENTRIES,
-    }
+    check_same_model(folder, weights_sha256, onnx)
+    files: Files = {}
+    for graph in graphs:
+        files |= collect_graph(graph)
+    settings = {"config.json": CONFIG_ENTRIES, "generation_config.json": GENERATION_ENTRIES}
     files |= {
         name: select_entries(onnx / name, published) for name, published in settings.items() if (onnx / name).is_file()
     }
-    return {f"{ONNX}/{name}": file for name, file in (files | collect_tokenizer_files(onnx)).items()}
+    files |= collect_record(onnx, files) | collect_tokenizer_files(onnx)
+    return {f"{ONNX}/{name}": file for name, file in files.items()}
 
 
-def collect_variant_files(folder: Path, onnx: Path, precision: str) -> Files:
-    """Return the files of a variant: its model.onnx is published as model_PRECISION.onnx, and its README.md is not."""
+def collect_record(onnx: Path, graphs: Files) -> Files:
+    """Return the record of an export with the hashes of its published graphs, if there is a record."""
+    if not (onnx / EXPORT_RECORD).is_file():
+        return {}
+    record = read_json_object(onnx / EXPORT_RECORD, "graphs")
+    hashes = {name: hash_file(graphs[name]) for name in record.get("graphs", {}) if name in graphs}
+    fields = {name: record[name] for name in ("precision", "weights_sha256") if name in record}
+    return {EXPORT_RECORD: encode_json(fields | ({"graphs": hashes} if hashes else {}))}
+
+
+def collect_graph(path: Path) -> Files:
+    """Return an ONNX file and the files of its weights.
+
+    Exporters write folders and stack traces into descriptions and metadata; a file with any is published without them.
+    Raises BrokenFileError if it is not an ONNX file, or if weights are missing or elsewhere.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    content = path.read_bytes()
+    try:
+        model = onnx.load_model_from_string(content)
+    except DecodeError as error:
+        raise BrokenFileError(f"{path} is not an ONNX file ({error}); copy or export it again") from None
+    sizes = {entry.key: entry.value for entry in model.metadata_props if entry.key in GRAPH_ENTRIES}
+    model.ClearField("domain")
+    model.DiscardUnknownFields()
+    strings = list(remove_descriptions(model))
+    if SECRETS.search("\n".join(strings).encode()):
+        raise InputError(f"{path} contains an access token, a password or a private key; export the model again")
+    onnx.helper.set_model_props(model, {name: size for name, size in sizes.items() if size.isdecimal()})
+    is_clean = model.ByteSize() == len(content)
+    stored = StoredFile(path, len(content), hashlib.sha256(content).hexdigest())
+    files: Files = {path.name: stored if is_clean else model.SerializeToString()}
+    for name in sorted(find_weights_of_graph(model)):
+        if "/" in name or not name.endswith((".onnx_data", ".onnx.data")) or not (path.parent / name).is_file():
+            raise BrokenFileError(f"{path}: its weights are in {name!r}; they must be in NAME.onnx.data beside it")
+        files[name] = StoredFile.of(path.parent / name)
+    return files
+
+
+def remove_descriptions(message: Any) -> Iterator[str]:
+    """Remove `doc_string` and `metadata_props` everywhere in a message of protobuf; yield the other strings."""
+    for field, values in list_fields(message):
+        if field.name in ("doc_string", "metadata_props"):
+            message.ClearField(field.name)
+        elif field.message_type is not None:
+            for part in values:
+                yield from remove_descriptions(part)
+        elif field.name != "raw_data":
+            yield from (value for value in values if isinstance(value, str))
+            yield from (value.decode(errors="replace") for value in values if isinstance(value, bytes))
+
+
+def find_weights_of_graph(message: Any) -> set[str]:
+    """Return the names of the files that hold tensors of a message of ONNX."""
+    found = set()
+    for field, values in list_fields(message):
+        if field.name == "external_data":
+            found |= {entry.value for entry in values if entry.key == "location"}
+        elif field.message_type is not None:
+            found |= {name for part in values for name in find_weights_of_graph(part)}
+    return found
+
+
+def list_fields(message: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
+    """Yield the fields of a message of protobuf that are set, and the values of each."""
+    for field, value in message.ListFields():
+        is_repeated = hasattr(value, "__len__") and not isinstance(value, str | bytes)
+        yield field, value if is_repeated else [value]
+
+
+def collect_variant_files(folder: Path, weights_sha256: str, onnx: Path, precision: str) -> Files:
+    """Return the files of a variant: its model.onnx is published as model_PRECISION.onnx."""
     published = f"{ONNX}/{onnx_file_name(precision)}"
-    files = collect_onnx_files(folder, onnx)
+    files = collect_onnx_files(folder, weights_sha256, onnx)
     graph = files.pop(f"{ONNX}/model.onnx", None)
     if graph is None or f"{ONNX}/model.onnx.data" in files:
         raise InputError(f"--onnx {precision}={onnx}: a variant is one file, model.onnx, without model.onnx.data")
@@ -190,8 +326,12 @@ def list_unpublished(folder: Path, files: Files) -> list[str]:
     return sorted(name for name in names if name.rstrip("/") not in published)
 
 
-def measure_size(file: Path | bytes) -> int:
-    return len(file) if isinstance(file, bytes) else file.stat().st_size
+def measure_size(file: StoredFile | bytes) -> int:
+    return len(file) if isinstance(file, bytes) else file.size
+
+
+def hash_file(file: StoredFile | bytes) -> str:
+    return hashlib.sha256(file).hexdigest() if isinstance(file, bytes) else file.sha256
 
 
 def write_folder(files: Files, out: Path) -> None:
@@ -204,7 +344,8 @@ def write_folder(files: Files, out: Path) -> None:
             if isinstance(file, bytes):
                 path.write_bytes(file)
             else:
-                shutil.copyfile(file, path)
+                shutil.copyfile(file.path, path)
+                file.check_unchanged(file_sha256(path))
 
 
 def encode_json(fields: dict[str, Any]) -> bytes:
@@ -213,11 +354,14 @@ def encode_json(fields: dict[str, Any]) -> bytes:
 
 def collect_space_files(repo: str, model: str, revision: str | None) -> Files:
     """Return the files of the Space `repo`, which loads `model` at a commit or tag (None: the newest)."""
-    files: Files = {path.name: path for path in SPACE.iterdir() if path.is_file()}
+    files: Files = {
+        path.name: path.read_bytes() for path in SPACE.iterdir() if path.is_file() and not path.name.startswith(".")
+    }
     card = SpaceCard.load(SPACE / "README.md")
     card.data["title"], card.data["models"] = repo.split("/")[1], [model]
     files["README.md"] = str(card).encode()
     files["model.json"] = encode_json({"id": model, "revision": revision})
+    refuse_secrets(files)
     return files
 
 
@@ -225,12 +369,27 @@ def collect_space_files(repo: str, model: str, revision: str | None) -> Files:
 
 
 def refuse_secrets(files: Files) -> None:
-    """Raise InputError naming a text file that contains an access token or a private key."""
+    """Raise InputError naming a file with an access token, a password or a private key, or a setting with a folder."""
     for name, content in files.items():
-        if name.endswith(TEXT_SUFFIXES):
-            text = content if isinstance(content, bytes) else content.read_bytes()
-            if SECRETS.search(text):
-                raise InputError(f"{name} contains an access token or a private key; remove it before publishing")
+        if not isinstance(content, bytes):
+            continue  # weights and graphs, whose text has been checked
+        if SECRETS.search(content):
+            origin = " (from run.json, conversion.json, CONVERSION.md or the results)" if name == "README.md" else ""
+            raise InputError(
+                f"{name} contains an access token, a password or a private key{origin}; remove it before publishing"
+            )
+        if name.endswith(("config.json", EXPORT_RECORD)):
+            for field, value in json.loads(content).items():
+                if field not in SPECIAL_TOKENS and (path := find_path(value)):
+                    raise InputError(f"{name}: {field} names the path {path!r:.80}; remove it before publishing")
+
+
+def find_path(value: Any) -> str | None:
+    """Return a string with a slash or backslash in a value of JSON, which is no setting of this package, or None."""
+    if isinstance(value, str):
+        return value if "/" in value or "\\" in value else None
+    parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    return next(filter(None, map(find_path, parts)), None)
 
 
 def refuse_links(folder: Path) -> None:
@@ -242,7 +401,7 @@ def refuse_links(folder: Path) -> None:
                 check_inside(path, folder)
 
 
-def check_same_model(folder: Path, onnx: Path) -> None:
+def check_same_model(folder: Path, weights_sha256: str, onnx: Path) -> None:
     """Raise InputError if the exported model has other weights, settings, or another configuration or tokenizer."""
     if (onnx / "config.json").is_file():
         config, exported = load_config(folder).to_dict(), load_config(onnx).to_dict()
@@ -267,10 +426,11 @@ def check_same_model(folder: Path, onnx: Path) -> None:
     for graph in onnx.glob("*.onnx"):
         check_graph(graph)
     if (onnx / EXPORT_RECORD).is_file():
-        exported = str(read_json_object(onnx / EXPORT_RECORD).get("weights_sha256"))
-        weights = files_sha256(*weight_files(folder))
-        if exported != weights:
+        record = onnx / EXPORT_RECORD
+        fields = check_types(record, read_json_object(record), {"precision": str, "weights_sha256": str})
+        exported = fields.get("weights_sha256") or "not recorded"
+        if exported != weights_sha256:
             raise InputError(
                 f"{onnx} was exported from other weights (sha256 {exported[:12]}) than those of {folder} "
-                f"({weights[:12]}); export the model again"
+                f"({weights_sha256[:12]}); export the model again"
             )

@@ -1,72 +1,92 @@
 """Reads the training record and evaluation results of a model from files.
 
 The folder of a model trained here has run.json (command and recipe) and metrics.jsonl; that of a converted one has
-conversion.json and CONVERSION.md. Scores are rows of results files.
+conversion.json and CONVERSION.md. Scores are rows of results files. The folder may be somebody else's: every field that
+the card reads has the type that is checked here, and no local folder is named.
 """
 
 import csv
+import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vaswani_transformer.errors import InputError
+from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import check_file
 from vaswani_transformer.model_folder import CONVERSION_NOTES, read_json_object
 from vaswani_transformer.training_run import (
     METRICS,
+    RECORD,
     RESULT_COLUMNS,
-    format_hours,
-    read_metrics,
+    check_types,
+    read_curves,
     read_progress,
     read_run,
     read_state,
 )
 
+CONVERSION = "conversion.json"
+REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)  # the name of one on the Hub
 # Beside the programs, in a clone and in the wheel.
 SHIPPED_RESULTS = Path(__file__).resolve().parents[1] / "training" / "results"
-# Options of a training command that name folders. They do not affect the result, and published rows leave them out.
-FOLDER_OPTIONS = ("--data", "--output-dir", "--output_dir", "--cache")
+RECIPE_TYPES = {
+    "source_language": str, "target_language": str, "dataset": str, "data": str, "initial_weights": str,
+    "lowercase": bool, "max_length": int,
+}  # fmt: skip
 
 
 class Provenance:
     """The training record and evaluation results of a model.
 
     run, conversion: the content of run.json and conversion.json, {} if there is no such file
-    metrics: the lines of metrics.jsonl.  progress: `step`, `tokens` and `seconds` of the training
+    curves: by name, the values by step in metrics.jsonl.  progress: `step`, `tokens` and `seconds` of the training
     environment: versions and device of the training.  notes: CONVERSION.md below its heading
-    results: the rows of results files that belong to this model
+    results: the rows of results files that measured these weights
     stated: values of `push` options, which take precedence over recorded ones
     """
 
-    def __init__(self, folder: Path, parameters: int, results: Sequence[Path], stated: dict[str, str | None]):
+    def __init__(self, folder: Path, weights_sha256: str, results: Sequence[Path], stated: dict[str, str | None]):
         """Read the record from the folder of a model and from results files.
 
-        parameters: the number that its rows must have.  results: CSV files in addition to the shipped ones
+        weights_sha256: the hash that its rows must have.  results: CSV files in addition to the shipped ones
         Raises InputError for a results file without a row of this model; BrokenFileError for the files of the folder.
         """
         self.run = read_run(folder)
-        conversion, log = folder / "conversion.json", folder / METRICS
-        self.conversion = read_json_object(conversion, "options") if conversion.is_file() else {}
-        self.metrics = read_metrics(log) if log.is_file() else []
+        check_types(folder / RECORD, self.recipe, RECIPE_TYPES)
+        train = self.recipe.get("train") or []
+        self.splits = [train] if isinstance(train, str) else train
+        if not isinstance(self.splits, list) or not all(isinstance(split, str) for split in self.splits):
+            raise BrokenFileError(f"{folder / RECORD}: train is {train!r:.80}; it must be a list of strings")
+        record, log, notes = folder / CONVERSION, folder / METRICS, folder / CONVERSION_NOTES
+        self.conversion = read_json_object(record, "options") if record.is_file() else {}
+        check_types(record, self.conversion, {"toolkit": str, "file": str})
+        check_types(record, self.conversion.get("options", {}), {"source_lang": str, "target_lang": str})
+        self.curves = read_curves(log) if log.is_file() else {}
         self.progress, self.environment = read_progress(folder), read_state(folder).get("environment", {})
-        notes = folder / CONVERSION_NOTES
-        self.notes = notes.read_text(encoding="utf-8").splitlines()[2:] if notes.is_file() else []
-        self.results = self.matching_rows(parameters, results)
+        try:
+            self.notes = notes.read_text(encoding="utf-8").splitlines()[2:] if notes.is_file() else []
+        except UnicodeDecodeError as error:
+            raise BrokenFileError(f"{notes} is not UTF-8 ({error})") from None
+        self.results = self.matching_rows(weights_sha256, results)
         self.stated = stated
 
-    def matching_rows(self, parameters: int, results: Sequence[Path]) -> list[dict[str, str]]:
-        """Return the rows of this model in the shipped results files and in `results`, each of which must have one."""
-        command, rows = str(self.run.get("command", "")), []
-        # Without a command and its progress, a row may belong to another model.
-        shipped = sorted(SHIPPED_RESULTS.glob("*.csv")) if command and self.progress else []
-        for path in [*shipped, *results]:
-            found = select_rows_of_run(path, command, parameters, self.progress)
+    def matching_rows(self, weights_sha256: str, results: Sequence[Path]) -> list[dict[str, str]]:
+        """Return the rows of these weights in the shipped results files and in `results`, each of which must have one.
+
+        The hash is the only evidence: models of the same size and of the same command have different scores.
+        """
+        rows = []
+        for path in [*sorted(SHIPPED_RESULTS.glob("*.csv")), *results]:
+            found = [row for row in read_results(path) if row["weights_sha256"] == weights_sha256]
             if not found and path in results:
-                wanted = f"{parameters:,} parameters"
-                wanted += ", its command, steps and hours" if self.run else " and no command"
-                raise InputError(f"--results {path}: no row matches this model ({wanted})")
+                raise InputError(
+                    f"--results {path}: no row matches this model (weights_sha256 {weights_sha256[:12]}...); "
+                    f"`vaswani-transformer evaluate MODEL --record FILE` records one"
+                )
+            for row in found:
+                check_scores(path, row, self.scores)
             rows += found
         return [row for n, row in enumerate(rows) if row not in rows[:n]]
 
@@ -93,7 +113,13 @@ class Provenance:
     def dataset(self) -> str | None:
         """The training dataset on the Hub; None if the recipe names a local one."""
         name = str(self.stated.get("dataset") or self.recipe.get("dataset") or "")
-        return name if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name) else None
+        return name if REPOSITORY.fullmatch(name) else None
+
+    @property
+    def base(self) -> str | None:
+        """The name of the model that was fine-tuned, if it was one."""
+        weights = self.recipe.get("initial_weights")
+        return self.stated.get("base_model") or (last_component(weights) if weights else None)
 
     @property
     def corpus(self) -> str | None:
@@ -118,71 +144,75 @@ class Provenance:
 # ---- rows of results files, which `evaluate --record` wrote ------------------------------------------------------
 
 
-def select_rows_of_run(path: Path, command: str, parameters: int, progress: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of a results file whose command, parameters, steps and hours are those of a run."""
-    expected = {"parameters": str(parameters)}
-    if progress:  # two runs of the same command differ in these
-        expected |= {"steps": str(progress["step"]), "hours": format_hours(progress["seconds"])}
-        if "cpu_seconds" in progress:
-            expected["cpu_hours"] = format_hours(progress["cpu_seconds"])
-    same = [row for row in read_results(path) if all(row.get(key) == value for key, value in expected.items())]
-    return [row for row in same if drop_folders(row["command"]) == drop_folders(command)]
-
-
 def read_results(path: Path) -> list[dict[str, str]]:
     """Read a results file. Raises InputError if it is not one."""
     with check_file(path).open(newline="", encoding="utf-8") as file:
         try:
             reader = csv.DictReader(file, strict=True)
             if missing := [name for name in RESULT_COLUMNS if name not in (reader.fieldnames or ())]:
-                raise InputError(f"{path} is not a results file: it lacks the column {', '.join(missing)}")
+                raise InputError(
+                    f"{path} is not a results file of this version: it lacks the column {', '.join(missing)}; "
+                    "`evaluate --record` writes a new one"
+                )
             return [{key: value or "" for key, value in row.items() if key} for row in reader]
         except (csv.Error, UnicodeDecodeError) as error:
             raise InputError(f"{path} is not a results file ({error})") from None
 
 
-def drop_folders(command: str) -> list[str]:
-    """Return the words of a training command that affect its result.
-
-    Older runs and rows record it as `python -m training`.
-    """
-    words, kept = iter(split_command(command.replace("python -m training", "vaswani-transformer train", 1))), []
-    for word in words:
-        if word in FOLDER_OPTIONS:
-            next(words, None)
-        elif word.partition("=")[0] not in FOLDER_OPTIONS:
-            kept.append(word)
-    return kept
-
-
-def split_command(command: str) -> list[str]:
-    """Return the words of a command; run.json and results files may have been edited."""
-    try:
-        return shlex.split(command)
-    except ValueError:  # an unclosed quotation mark
-        return command.split()
+def check_scores(path: Path, row: dict[str, str], columns: Iterable[str]) -> None:
+    """Raise InputError naming a score that is not a number between 0 and 100."""
+    for column in columns:
+        try:
+            is_score = 0 <= float(row[column]) <= 100
+        except ValueError:
+            is_score = False
+        if not is_score:
+            raise InputError(f"{path}: a row of this model has {column} {row[column]!r}; it must be a number up to 100")
 
 
 # ---- without local folders ---------------------------------------------------------------------------------------
 
+# Options and keys whose value may be the name of a repository, owner/name.
+REPOSITORIES = ("dataset",)
+
 
 def public_command(command: str) -> str:
-    """Return a command with only the last component of each absolute path."""
-    return shlex.join(map(last_component, split_command(command)))
+    """Return a command with only the last component of each path; run.json may have been edited."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # an unclosed quotation mark
+        words = command.split()
+    public, option = [], ""
+    for word in words:
+        if word.startswith("--"):
+            option, equals, value = word.partition("=")
+            public.append(option + equals + public_value(value, option))
+        else:
+            public.append(public_value(word, option))
+    return shlex.join(public)
 
 
-def public_recipe(value: Any) -> Any:
-    """Return the recipe in run.json, or a value of it, with only the last component of each absolute path."""
+def public_value(word: str, option: str) -> str:
+    """Return the value of an option, which may be a list or an object in JSON, without folders."""
+    try:
+        value = json.loads(word) if word.startswith(("[", "{")) else word
+    except (ValueError, RecursionError):
+        value = word
+    public = public_recipe(value, option.removeprefix("--"))
+    return public if isinstance(public, str) else json.dumps(public, ensure_ascii=False)
+
+
+def public_recipe(value: Any, key: str = "") -> Any:
+    """Return the recipe in run.json, or the value of a key, with only the last component of each path."""
     if isinstance(value, str):
-        return last_component(value)
+        return value if key in REPOSITORIES and REPOSITORY.fullmatch(value) else last_component(value)
     if isinstance(value, dict):
-        return {key: public_recipe(entry) for key, entry in value.items()}
-    return [public_recipe(entry) for entry in value] if isinstance(value, list) else value
+        return {last_component(name): public_recipe(entry, name) for name, entry in value.items()}
+    return [public_recipe(entry, key) for entry in value] if isinstance(value, list) else value
 
 
-def last_component(word: str) -> str:
-    """Return the last component of an absolute path, also in --option=PATH; other words as they are."""
-    option, equals, value = word.partition("=")
-    if equals and option.startswith("--"):
-        return f"{option}={last_component(value)}"
-    return Path(word).name if Path(word).is_absolute() or word.startswith("~") else word
+def last_component(path: str) -> str:
+    """Return the last component of a path, of Windows too; of an address without its user and password."""
+    if re.match(r"https?://", path, re.IGNORECASE):
+        return re.sub(r"//[^/]*@", "//", path)
+    return re.split(r"[/\\]", path.rstrip("/\\"))[-1]

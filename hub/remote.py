@@ -4,16 +4,14 @@ huggingface_hub uploads the files and retries. This module adds the dry run, nev
 users, and turns each failure into one line that says what to do.
 """
 
-import hashlib
-import io
 import json
 import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import PurePosixPath
+from typing import Any, TypeGuard
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import (
@@ -22,13 +20,13 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.hf_api import RepoFile, RepoFolder
 from huggingface_hub.utils import disable_progress_bars, get_session, set_client_factory
 from huggingface_hub.utils.sha import git_hash
 
 from vaswani_transformer.errors import InputError, UnavailableError, one_line
 
-from .contents import MANAGED_NAMES, Files, measure_size
+from .contents import MANAGED_NAMES, Files, StoredFile, hash_file, measure_size
 
 TIMEOUT = 120  # seconds without a byte after which a connection counts as broken
 RESUME = "run the same command again to continue"
@@ -42,6 +40,8 @@ HTTP_ERRORS: dict[int, tuple[type[Exception], str]] = {
     429: (UnavailableError, f"rate limit reached: {{reason}}; wait, then {RESUME}"),
 }
 CLIENT_ERROR = (InputError, "the Hub rejected the request: {reason}")
+# What huggingface_hub raises, besides ValueError, for an answer that lacks a field or has another type.
+STRANGE_ANSWERS = (LookupError, TypeError, AttributeError)
 SERVER_ERROR = (UnavailableError, "the Hub returned a server error: {reason}; try again later")  # from 500 on
 
 
@@ -104,16 +104,25 @@ def plan(
             head, revision_exists = api.repo_info(repo_id, revision=revision).sha, True
         except RevisionNotFoundError:  # a new branch starts from main
             head, revision_exists = repo.sha, False
-        tree = list(api.list_repo_tree(repo_id, recursive=True, revision=head))
+        tree = [entry for entry in api.list_repo_tree(repo_id, recursive=True, revision=head) if is_file(entry)]
+        if not isinstance(head, str):
+            raise TypeError(f"the last commit is {head!r}")
         tags = {ref.name: ref.target_commit for ref in api.list_repo_refs(repo_id).tags} if tag else {}
     if private and not repo.private:
         raise InputError(f"--private: {repo_id} already exists and is public; make it private on the Hub first")
-    remote = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
+    remote = {entry.path: entry for entry in tree}
     planned = Plan(repo_id, revision, plan_changes(remote, files, kept), private, tag, head, revision_exists)
     # Moving an existing tag would change what its users download.
     if tag in tags and (planned.has_changes or tags[tag] != head):
         raise InputError(f"--tag {tag}: {repo_id} already has this tag, at {tags[tag][:8]}; choose another")
     return planned
+
+
+def is_file(entry: RepoFile | RepoFolder) -> TypeGuard[RepoFile]:
+    """Return whether an entry of a repository is a file. Raises TypeError if its path is no text."""
+    if not isinstance(entry.path, str):
+        raise TypeError(f"the path of a file is {entry.path!r}")
+    return isinstance(entry, RepoFile)
 
 
 def plan_changes(remote: dict[str, RepoFile], files: Files, kept: Sequence[str] = ()) -> list[Change]:
@@ -132,16 +141,16 @@ def is_managed(name: str) -> bool:
     return any(pattern.count("/") == depth and path.match(pattern) for pattern in MANAGED_NAMES)
 
 
-def compare(file: Path | bytes, remote: RepoFile | None) -> str:
+def compare(file: StoredFile | bytes, remote: RepoFile | None) -> str:
     """Return "new", "same" or "changed". The Hub identifies large files by SHA-256, others by git's SHA-1."""
     if remote is None:
         return "new"
     if remote.size != measure_size(file):
         return "changed"
-    with io.BytesIO(file) if isinstance(file, bytes) else file.open("rb") as stream:
-        if remote.lfs is not None:
-            return "same" if hashlib.file_digest(stream, "sha256").hexdigest() == remote.lfs.sha256 else "changed"
-        return "same" if git_hash(stream.read()) == remote.blob_id else "changed"
+    if remote.lfs is not None:
+        return "same" if hash_file(file) == remote.lfs.sha256 else "changed"
+    content = file if isinstance(file, bytes) else file.path.read_bytes()
+    return "same" if git_hash(content) == remote.blob_id else "changed"
 
 
 # ---- the push ----------------------------------------------------------------------------------------------------
@@ -155,6 +164,13 @@ def push(api: HfApi, planned: Plan, files: Files, message: str) -> str:
     """
     disable_progress_bars()
     repo_id, revision, head = planned.repo_id, planned.revision, planned.head
+    additions = []
+    for change in planned.with_status("new", "changed"):
+        file = files[change.name]
+        addition = CommitOperationAdd(change.name, file if isinstance(file, bytes) else str(file.path))
+        if not isinstance(file, bytes):  # the Hub refuses a content that no longer has this hash
+            file.check_unchanged(addition.upload_info.sha256.hex())
+        additions.append(addition)
     with one_line_errors(repo_id, revision):
         if head is None:
             api.create_repo(repo_id, private=planned.private)  # refused if it was created since the comparison
@@ -162,9 +178,6 @@ def push(api: HfApi, planned: Plan, files: Files, message: str) -> str:
             api.create_branch(repo_id, branch=revision, revision=head, exist_ok=True)
         if planned.has_changes:
             deletions = [CommitOperationDelete(change.name) for change in planned.with_status("deleted")]
-            additions = [
-                CommitOperationAdd(change.name, files[change.name]) for change in planned.with_status("new", "changed")
-            ]
             # The Hub refuses the commit if `head` is no longer the last one.
             commit = api.create_commit(
                 repo_id, [*deletions, *additions], commit_message=message, revision=revision, parent_commit=head
@@ -204,7 +217,7 @@ def one_line_errors(repo_id: str, revision: str) -> Iterator[None]:
         yield
     except OfflineModeIsEnabled as error:
         raise UnavailableError("HF_HUB_OFFLINE is set; unset it to reach the Hub") from error
-    except (HTTPError, RuntimeError, ValueError) as error:
+    except (HTTPError, RuntimeError, ValueError, *STRANGE_ANSWERS) as error:
         raise user_error(error, repo_id, revision) from error
 
 
@@ -224,6 +237,9 @@ def user_error(error: Exception, repo_id: str, revision: str) -> Exception:
         return UnavailableError(f"the Hub cannot be reached: {type(cause).__name__} ({message}); {RESUME}")
     if isinstance(error, json.JSONDecodeError):
         return UnavailableError(f"the response is not JSON (a proxy's page?); {RESUME}")
-    if isinstance(error, ValueError):  # such as metadata of the card that the Hub does not accept
-        return InputError(f"the Hub rejected the request: {message}")
+    if isinstance(error, (ValueError, *STRANGE_ANSWERS)):
+        return UnavailableError(
+            f"the answer is not that of a Hub: {type(error).__name__} ({message}); look for a proxy that wants a "
+            f"login, or another server in HF_ENDPOINT, then {RESUME}"
+        )
     return UnavailableError(f"the upload failed: {message}; {RESUME}")

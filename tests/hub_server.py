@@ -33,6 +33,8 @@ class Fault:
     """A fault at the next `times` requests with this method whose path contains `path`.
 
     status, message: the answer; the request is not carried out, unless `done`.  silent: no answer at all
+    content: the answer, with status 200, as a proxy or another server would give it
+    headers: added to the proper answer
     """
 
     method: str
@@ -42,6 +44,8 @@ class Fault:
     message: str = ""
     done: bool = False
     silent: bool = False
+    content: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -178,14 +182,18 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         status, content, self.more_headers = 200, {}, {}
-        if fault is None or fault.done:
+        if fault is None or fault.done or fault.headers:
             try:
                 with self.server.lock:
                     content = self.action()
             except Refusal as refusal:
                 status, content, self.more_headers = refusal.status, refusal.fields, refusal.headers
-        if fault is not None:
+        if fault is not None and fault.headers:
+            self.more_headers = self.more_headers | fault.headers
+        elif fault is not None:
             status, content = fault.status, {"error": fault.message}
+            if fault.content is not None:
+                status, content = 200, fault.content
         self.answer(status, content)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_request

@@ -14,7 +14,7 @@ import typer
 
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import BrokenFileError, InputError, ProofError, UnavailableError
-from vaswani_transformer.exit import exit_cleanly, find_exit_code, render
+from vaswani_transformer.exit import exit_cleanly, find_exit_code, print_error, render
 
 ROOT = Path(__file__).parents[1]
 UNEXPECTED = "error: unexpected {}; --debug shows the traceback"
@@ -71,6 +71,12 @@ def test_a_wrong_command_line_shows_the_usage(arguments, refused):
     assert len(lines) == 2
     assert lines[0].startswith("error: ") and arguments.split()[0] in lines[0]
     assert lines[1].startswith("Usage: program") and "program --help" in lines[1]
+
+
+def test_no_message_controls_the_terminal(capsys):
+    """Names of files and text from broken files may hold any character."""
+    print_error("Traceback:\n    line \x1b[2J\u202e\r, é")
+    assert capsys.readouterr().err == "Traceback:\n    line \\x1b[2J\\u202e\\r, é\n"
 
 
 @pytest.mark.parametrize("by", ["flag", "environment"])

@@ -5,13 +5,16 @@ import sys
 
 import pytest
 import sacrebleu
+import torch
 from conftest import read_rows, write_lines
 from saved_model import ENGLISH, saved_model
 
-from training.evaluate import main
-from training.result_row import commit
+from training.evaluate import EvaluationText, main
+from training.result_row import append_row, commit, hardware, hash_weights
 from training.scores import format_scores, scores, split_compounds, tokenise_by_moses
 from vaswani_transformer import Translator, __version__
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.model_folder import files_sha256
 from vaswani_transformer.tokenization import train_tokenizer
 from vaswani_transformer.training_run import RESULT_COLUMNS
 
@@ -97,8 +100,29 @@ def test_the_command_translates_scores_and_records(model_folder, capsys):
     row, again = read_rows(table)
     assert row == again and tuple(row) == RESULT_COLUMNS
     assert row["bleu_signature"] == expected["bleu_signature"] and row["parameters"].isdigit()
+    assert row["weights_sha256"] == files_sha256(model_folder / "model/model.safetensors")
     expected = {"beam": "2", "sentences": "3", "hours": "1.5", "cpu_hours": "2.5", "steps": "7"}
     assert row == row | expected | {"command": "vaswani-transformer train --config x"}
+
+
+def test_hardware_is_that_of_the_evaluation(monkeypatch):
+    """With `--device cpu` the GPUs of the machine do nothing, and an evaluation uses one of them at most."""
+    cpu = hardware(torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "H100")
+    assert hardware() == "8 x H100" and hardware(torch.device("cuda")) == "1 x H100"
+    assert hardware(torch.device("cpu")) == cpu
+
+
+def test_weights_that_change_during_the_evaluation_are_not_recorded(model_folder, tiny_model):
+    """As when a training run writes its final model meanwhile."""
+    before = hash_weights(model_folder / "model")
+    tiny_model(1, vocab_size=280).save_pretrained(model_folder / "model")
+    text, result = EvaluationText("s", "", TRANSLATIONS, REFERENCES), scores(TRANSLATIONS, REFERENCES)
+    with pytest.raises(InputError, match="changed during the evaluation; evaluate them again"):
+        append_row(model_folder / "t.csv", model_folder / "model", text, result, torch.device("cpu"), before)
+    assert not (model_folder / "t.csv").exists()
 
 
 def test_length_penalty_and_reference_language_are_applied(tmp_path, capsys):
@@ -179,6 +203,7 @@ def test_a_row_that_does_not_fit_is_refused_before_translating(model_folder, ref
         (["model", "--source", "s"], "--source and --reference come together"),
         (["model", "--source", "r", "--reference", "two"], "r has 3 lines, two has 2"),
         (["model", "--source", "s", "--reference", "r", "--test", "x"], "use them without --config, --data and --test"),
+        (["empty", "--source", "s", "--reference", "r", "--record", "t.csv"], "empty has no config.json"),
         (["model", "--config", "demoo"], "did you mean 'demo'"),
         (
             ["model", "--config", "demo", "--hypotheses", "no/where"],
@@ -189,6 +214,7 @@ def test_a_row_that_does_not_fit_is_refused_before_translating(model_folder, ref
 )
 def test_wrong_arguments_are_one_line_errors(model_folder, arguments, message, refused, monkeypatch):
     monkeypatch.chdir(model_folder)
+    (model_folder / "empty").mkdir()
     (model_folder / "two").write_text("one\ntwo\n")
     assert message in refused(main, arguments)
 

@@ -140,6 +140,29 @@ def test_a_second_push_recovers_from_a_fault(hub, api, method, path, status, kin
     assert_arrived(hub, "v1")
 
 
+STRANGE = [
+    b"<html>Please log in</html>", b"", b"null", {}, [], 5, "text", [5], [{}], {"error": "no"},
+    [{"type": "file", "path": 5, "size": "x", "oid": None}], {"sha": 5, "private": "no"}, {"files": 5}, {"url": 5},
+    {"objects": [{}]}, {"branches": 5, "tags": [{}], "converts": None}, {"commitUrl": 5, "commitOid": 5},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path"), [(method, path) for method in STEPS for path in STEPS[method]])
+@pytest.mark.parametrize("content", STRANGE, ids=str)
+def test_a_strange_answer_is_named_or_does_no_harm(hub, api, method, path, content):
+    """Such as that of a proxy that wants a login, or of a server that is not a Hub."""
+    if method == "GET":
+        hub.create(REPO)
+    hub.faults.append(Fault(method, path, times=1000, content=content))
+    try:
+        push(api, tag="v1")
+    except UnavailableError as error:
+        assert "\n" not in str(error) and str(error).endswith(remote.RESUME)
+    hub.faults.clear()
+    push(api, tag="v1")
+    assert hub.files(REPO) == FILES
+
+
 @pytest.mark.parametrize("path", ["/api/repos/create", "/commit/"])
 def test_a_request_with_a_lost_response_is_not_repeated(hub, api, path):
     hub.faults.append(Fault("POST", path, status=502, done=True))

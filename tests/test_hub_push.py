@@ -4,7 +4,7 @@ import csv
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +12,29 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from conftest import read_rows, write_lines
 from hub_server import OWNER, WRITE_TOKEN, Fault, HubServer
-from huggingface_hub import ModelCard, constants
+from huggingface_hub import HfApi, ModelCard, constants
+from onnx.external_data_helper import convert_model_to_external_data
 from safetensors.torch import load_file, save_file
-from saved_model import ENGLISH, change_json, trained_model
+from saved_model import ENGLISH, GERMAN, change_json, trained_model
 from transformers import AutoConfig
 
 from hub import remote
 from hub.__main__ import main
+from hub.contents import collect_model_files, write_folder
+from training.evaluate import main as evaluate
 from vaswani_transformer import Translator
 from vaswani_transformer.cli import main as command_line
 from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP
-from vaswani_transformer.errors import BrokenFileError
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.loading import weight_files
+from vaswani_transformer.model_folder import file_sha256, files_sha256
 from vaswani_transformer.pipeline_vaswani_transformer import VaswaniTransformerTranslationPipeline
 
 ROOT = Path(__file__).parents[1]
 REPO = f"{OWNER}/model"
 COMMAND = "vaswani-transformer train --config demo --data /private/corpora/news --output-dir=/private/runs/one"
-# Rows of results may leave out folders, and older rows name the module.
-PUBLISHED_COMMAND = "python -m training --config demo"
 PARAMETERS = sum(parameter.numel() for parameter in trained_model().parameters())
 FILES = {
     "README.md", "config.json", "generation_config.json", "model.safetensors",
@@ -39,13 +43,14 @@ FILES = {
     "search_vaswani_transformer.py", "sentences_vaswani_transformer.py",
 }  # fmt: skip
 ROW = {
-    "date": "2026-11-21", "commit": "abc1234", "command": PUBLISHED_COMMAND, "hardware": "2 cores of a test",
+    "date": "2026-11-21", "commit": "abc1234", "command": COMMAND, "hardware": "2 cores of a test",
     "hours": "0.213", "cpu_hours": "0.212", "steps": "400", "parameters": str(PARAMETERS), "data": "news",
     "test": "test2016", "sentences": "1000", "beam": "4", "alpha": "0.6", "bleu": "35.43",
     "bleu_signature": "nrefs:1|case:mixed|bleu", "bleu_lowercase": "36.0",
     "bleu_lowercase_signature": "nrefs:1|case:lc", "bleu_tokenised": "36.1", "bleu_compound_split": "35.5",
     "chrf": "58.61",
     "chrf_signature": "nrefs:1|case:mixed|chrf", "exact_match": "5.0",
+    "weights_sha256": "",
 }  # fmt: skip
 
 
@@ -63,7 +68,8 @@ def trained(folder) -> Path:
         lines.append({"event": "validation", "step": step, "validation_loss": 4.5 - step / 250, **clock})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "checkpoints" / "step-400").mkdir(parents=True)
-    state = {"progress": {"step": 400, "tokens": 400_000, "seconds": 766.8, "cpu_seconds": 763.2}}
+    state: dict[str, Any] = {"progress": {"step": 400, "tokens": 400_000, "seconds": 766.8, "cpu_seconds": 763.2}}
+    state["environment"] = {"device": "cpu"}
     (folder / "checkpoints" / "step-400" / "trainer_state.json").write_text(json.dumps(state))
     return folder
 
@@ -108,11 +114,13 @@ def refusal(refused, *arguments: object, code: int = 2, out: str = "") -> str:
     return error
 
 
-def rows(path: Path, *changes: dict[str, str]) -> Path:
+def rows(path: Path, model: Path, *changes: dict[str, str]) -> Path:
+    """Write a results file with rows of the model's weights."""
+    weights = {"weights_sha256": files_sha256(*weight_files(model))}
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(ROW))
         writer.writeheader()
-        writer.writerows({**ROW, **change} for change in changes)
+        writer.writerows({**ROW, **weights, **change} for change in changes)
     return path
 
 
@@ -178,20 +186,33 @@ def test_other_files_of_the_folder_are_not_published(trained, hub, capsys):
     assert set(re.findall(r"^new +[\d,]+  (.*)$", output, re.MULTILINE)) == FILES
 
 
-def export(folder: Path, onnx: Path) -> Path:
+def graph(name: str, **fields: Any) -> onnx.ModelProto:
+    """Return a placeholder for an exported graph."""
+    numbers = onnx.numpy_helper.from_array(np.arange(3.0), "numbers")
+    node = onnx.helper.make_node("Identity", ["numbers"], ["output"], doc_string=fields.pop("of_node", None))
+    output = onnx.helper.make_tensor_value_info("output", onnx.TensorProto.DOUBLE, [3])
+    return onnx.helper.make_model(onnx.helper.make_graph([node], name, [], [output], [numbers]), **fields)
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a published graph."""
+    return onnx.load(path).graph.name
+
+
+def export(folder: Path, target: Path) -> Path:
     """Write a folder like that of `export onnx`, with a placeholder for the graph."""
-    onnx.mkdir()
-    for file in ("model.onnx", "README.md"):
-        (onnx / file).write_text(f"{file} of {onnx.name}")
+    target.mkdir()
+    onnx.save(graph(f"graph of {target.name}"), target / "model.onnx")
+    (target / "README.md").write_text("How to use it.")
     for file in ("config.json", "tokenizer.json"):
-        shutil.copy(folder / file, onnx)
-    return onnx
+        shutil.copy(folder / file, target)
+    return target
 
 
 def test_onnx_files_are_published_with_the_model(folder):
     (export(folder, folder / "onnx") / "notes.txt").write_text("mine")
     out = written(folder)
-    onnx = {"model.onnx", "README.md", "config.json", "tokenizer.json"}
+    onnx = {"model.onnx", "config.json", "tokenizer.json"}  # the card says how to use it
     assert names(out) == FILES | {f"onnx/{name}" for name in onnx}
     assert f'hf_hub_download("{REPO}", "onnx/model.onnx")' in (out / "README.md").read_text()
 
@@ -200,13 +221,16 @@ def test_onnx_variants_get_the_usual_names(folder, tmp_path, refused):
     small = export(folder, tmp_path / "small")
     options = ["--onnx", f"int8={small}", "--onnx", export(folder, tmp_path / "exported")]
     out = written(folder, *options)
-    onnx = {path.name: path.read_text() for path in (out / "onnx").iterdir()}
-    assert onnx.keys() == {"model.onnx", "model_int8.onnx", "README.md", "config.json", "tokenizer.json"}
-    assert onnx["model_int8.onnx"] == "model.onnx of small" and onnx["README.md"] == "README.md of exported"
+    files = {path.name for path in (out / "onnx").iterdir()}
+    assert files == {"model.onnx", "model_int8.onnx", "config.json", "tokenizer.json"}
+    assert name_of(out / "onnx" / "model_int8.onnx") == "graph of small"
+    assert name_of(out / "onnx" / "model.onnx") == "graph of exported"
     assert "`onnx/model_int8.onnx`" in (out / "README.md").read_text()
     unknown = refusal(refused, folder, REPO, "--onnx", f"int4={tmp_path}")
     assert f"--onnx int4={tmp_path}: no such folder; the precisions before = are fp16, int8, int8-weights" in unknown
-    (small / "model.onnx.data").write_text("weights")
+    with_data = graph("graph of small")
+    convert_model_to_external_data(with_data, location="model.onnx.data", size_threshold=0)
+    onnx.save(with_data, small / "model.onnx")
     assert "without model.onnx.data" in refusal(refused, folder, REPO, *options)
 
 
@@ -221,7 +245,7 @@ def test_the_folder_of_an_export_may_contain_an_equals_sign(folder, tmp_path):
     (tmp_path / "lr=3").mkdir()
     exported = export(folder, tmp_path / "lr=3" / "exported")
     for option, name in ((exported, "model.onnx"), (f"int8={exported}", "model_int8.onnx")):
-        assert (written(folder, "--onnx", option) / "onnx" / name).read_text() == "model.onnx of exported"
+        assert name_of(written(folder, "--onnx", option) / "onnx" / name) == "graph of exported"
 
 
 def test_onnx_translates_from_the_hub(hub, exported, tmp_path, monkeypatch):
@@ -240,6 +264,29 @@ def test_onnx_translates_from_the_hub(hub, exported, tmp_path, monkeypatch):
         assert graph in downloaded and all(re.fullmatch(r"onnx/\w+\.json", name) for name in others)
     with pytest.raises(BrokenFileError, match=r"model_fp16.onnx: no such file; there is model.onnx, model_int8.onnx"):
         Translator.from_pretrained(REPO, backend="onnx", precision="fp16")
+
+
+@pytest.mark.parametrize("fault", ["etag", "linked etag", "commit", "info", "tree"])
+def test_no_answer_leads_a_download_out_of_the_cache(hub, folder, tmp_path, monkeypatch, fault):
+    """huggingface_hub names its files by hashes that the server sends."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "outside" / "cache"))
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
+    push(folder, REPO, "--yes")
+    path = "../../../.profile"
+    headers = {"etag": "ETag", "linked etag": "X-Linked-Etag", "commit": "X-Repo-Commit"}
+    if fault in headers:
+        hub.faults.append(Fault("HEAD", "/resolve/", times=9, headers={headers[fault]: path}))
+    elif fault == "info":
+        hub.faults.append(Fault("GET", f"/api/models/{REPO}", content={"id": REPO, "sha": path}))
+    else:
+        entry = {"type": "file", "path": "config.json", "size": 2, "oid": "0" * 40, "xetHash": "0" * 64}
+        entry |= {"lfs": {"oid": path, "size": 2, "pointerSize": 9}}
+        hub.faults.append(Fault("GET", "/tree/", content=[entry]))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    with pytest.raises(UnavailableError, match=rf"the answer of .* has the hash '{re.escape(path)}', which is a path"):
+        Translator.from_pretrained(REPO, device="cpu")
+    outside = [found.name for found in tmp_path.rglob("*") if found.is_file() and "cache" not in found.parts]
+    assert not any("profile" in name for name in outside)
 
 
 def test_another_models_onnx_is_refused(folder, tmp_path, refused):
@@ -278,7 +325,7 @@ def test_a_snapshot_in_the_hubs_cache_can_be_pushed(folder, tmp_path):
     for path in folder.iterdir():
         path.rename(blobs / f"sha-of-{path.name}")
         (snapshot / path.name).symlink_to(f"../../blobs/sha-of-{path.name}")
-    (blobs / "sha-of-a-graph").write_bytes(b"a graph")
+    onnx.save(graph("a graph"), blobs / "sha-of-a-graph")
     (snapshot / "onnx" / "model.onnx").symlink_to("../../../blobs/sha-of-a-graph")
     assert names(written(snapshot)) == FILES | {"onnx/model.onnx"}
 
@@ -316,6 +363,7 @@ NOT_OF_GIT = ["", "a b", "a..b", "-a", "a/", "a//b", ".a", "a.lock", "é", "a~1"
         ([REPO, "--dataset", "/private/text"], "'/private/text' is not a name on the Hub"),
         ([REPO, "--base-model", "model"], "--base-model is 'model'; it must be owner/name"),
         ([REPO, "--example", " "], "--example is empty"),
+        ([REPO, "--message", ""], "--message is empty"),
         ([REPO, "--onnx", "nowhere"], "no such folder"),
         ([REPO, "--results", "nowhere.csv"], "nowhere.csv: no such file"),
     ],
@@ -355,6 +403,160 @@ def test_entries_that_name_code_or_files_are_not_published(exported, tmp_path):
     assert json.loads((out / "config.json").read_text())["auto_map"] == AUTO_MAP
     assert "auto_map" not in json.loads((out / "onnx" / "config.json").read_text())
     assert json.loads((out / "generation_config.json").read_text())["extra_length"] == 50
+
+
+PASSWORD = "https://ann:secret@example.org/data"
+
+
+def test_an_address_with_a_password_is_refused(trained, refused):
+    change_recipe(trained, source_language=PASSWORD)
+    assert "README.md contains an access token, a password or" in refusal(refused, trained, REPO)
+    change_recipe(trained, source_language="en")
+    change_json(trained / "run.json", command=f"train --tokenizer {PASSWORD}")
+    assert "train --tokenizer https://example.org/data\n" in (written(trained) / "README.md").read_text()
+
+
+@pytest.mark.parametrize("path", ["/home/ann/runs", "../ann/runs", r"C:\ann"])
+def test_paths_in_settings_are_refused(exported, tmp_path, refused, path):
+    folder = shutil.copytree(exported / "model", tmp_path / "model")
+    shutil.copytree(exported / "onnx", folder / "onnx")
+    for name, field in (
+        ("config.json", "transformers_version"), ("generation_config.json", "transformers_version"),
+        ("tokenizer_config.json", "model_input_names"), ("onnx/config.json", "transformers_version"),
+    ):  # fmt: skip
+        before = (folder / name).read_text()
+        change_json(folder / name, **{field: [path] if field == "model_input_names" else path})
+        error = refusal(refused, folder, REPO)
+        assert f"{name}: {field} names the path {path!r}; remove it" in error
+        (folder / name).write_text(before)
+
+
+def change_header(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the header of a safetensors file."""
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    change(header)
+    new = json.dumps(header).encode()
+    path.write_bytes(len(new).to_bytes(8, "little") + new + content[end:])
+
+
+def test_notes_in_the_header_of_the_weights_are_refused(folder, refused):
+    """transformers and safetensors read neither."""
+    weights = folder / "model.safetensors"
+    original = weights.read_bytes()
+    for change in (
+        lambda header: header["__metadata__"].update(author="ann"),
+        lambda header: next(iter(header.values())).update(author="ann"),
+    ):
+        change_header(weights, change)
+        assert f"{weights}: its header has the entry 'author'" in refusal(refused, folder, REPO)
+        weights.write_bytes(original)
+    change_header(weights, lambda header: header["__metadata__"].update(format="ann"))
+    assert "its format is 'ann'; it must be 'pt'" in refusal(refused, folder, REPO)
+    save_file(load_file(weights), weights, {"format": "pt"})  # as the error says
+    assert names(written(folder)) == FILES
+
+
+def test_notes_in_the_index_of_the_weights_are_not_published(folder, refused):
+    (folder / "model.safetensors").unlink()
+    trained_model().save_pretrained(folder, max_shard_size="60KB")
+    index = folder / "model.safetensors.index.json"
+    original = json.loads(index.read_text())
+    shards = original["weight_map"]
+    index.write_text(
+        json.dumps(
+            {"author": "ann", "metadata": {"author": "ann"}, "weight_map": {"ann": min(shards.values())} | shards}
+        )
+    )
+    out = written(folder)
+    assert json.loads((out / index.name).read_text()) == {
+        "metadata": {"total_size": original["metadata"]["total_size"]}, "weight_map": shards
+    }  # fmt: skip
+    Translator.from_pretrained(out, device="cpu")
+    (folder / "more").mkdir()
+    (folder / min(shards.values())).rename(folder / "more" / min(shards.values()))
+    moved = {name: f"more/{file}" if file == min(shards.values()) else file for name, file in shards.items()}
+    index.write_text(json.dumps({"weight_map": moved}))
+    assert f"names more/{min(shards.values())}; weights are NAME.safetensors" in refusal(refused, folder, REPO)
+
+
+def test_notes_in_a_tokenizer_are_not_published(folder):
+    expected = (written(folder) / "tokenizer.json").read_bytes()
+    content = json.loads((folder / "tokenizer.json").read_text())
+    for part in (content["model"], content["decoder"], content["added_tokens"][0]):
+        part["author"] = "ann"
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    assert (written(folder) / "tokenizer.json").read_bytes() == expected
+
+
+def test_an_export_is_published_as_it_is(exported):
+    out = written(exported / "model", "--onnx", exported / "onnx")
+    for name in ("model.onnx", "tokenizer.json", "export.json"):
+        before, after = ((place / name).read_bytes() for place in (exported / "onnx", out / "onnx"))
+        assert json.loads(before) == json.loads(after) if name.endswith("json") else before == after
+
+
+def test_descriptions_in_a_graph_are_not_published(folder, tmp_path, refused):
+    """Exporters write stack traces with the names of folders."""
+    exported = export(folder, tmp_path / "exported")
+    path = "/home/ann/model.py"
+    noted = graph("a graph", doc_string=path, domain=path, of_node=path)
+    for part in (noted, noted.graph, noted.graph.node[0], noted.graph.initializer[0], noted.graph.output[0]):
+        part.metadata_props.add(key=path, value=path)
+        part.doc_string = path
+    onnx.save(noted, exported / "model.onnx")
+    record: dict[str, Any] = {"weights_sha256": files_sha256(*weight_files(folder)), "author": "ann"}
+    record |= {"graphs": {"model.onnx": file_sha256(exported / "model.onnx"), path: path}}
+    (exported / "export.json").write_text(json.dumps(record))
+    out = written(folder, "--onnx", exported) / "onnx"
+    assert (out / "model.onnx").read_bytes() == graph("a graph").SerializeToString()
+    published = {"weights_sha256": record["weights_sha256"], "graphs": {"model.onnx": file_sha256(out / "model.onnx")}}
+    assert json.loads((out / "export.json").read_text()) == published
+    (exported / "export.json").unlink()
+    onnx.save(graph(WRITE_TOKEN), exported / "model.onnx")
+    error = refusal(refused, folder, REPO, "--onnx", exported)
+    assert "model.onnx contains an access token" in error and WRITE_TOKEN not in error
+
+
+def test_only_files_that_a_graph_names_are_published_beside_it(folder, tmp_path, refused):
+    exported = export(folder, tmp_path / "exported")
+    with_data = graph("a graph")
+    convert_model_to_external_data(with_data, location="model.onnx.data", size_threshold=0)
+    onnx.save(with_data, exported / "model.onnx")
+    (exported / "notes.onnx.data").write_text("mine")
+    out = written(folder, "--onnx", exported) / "onnx"
+    assert names(out) == {"model.onnx", "model.onnx.data", "config.json", "tokenizer.json"}
+    (exported / "model.onnx.data").unlink()
+    error = refused(main, ["push", folder, REPO, "--onnx", exported], 3)
+    assert "model.onnx: its weights are in 'model.onnx.data'; they must be" in error
+    (exported / "model.onnx").write_text("no graph")
+    assert "model.onnx is not an ONNX file" in refused(main, ["push", folder, REPO, "--onnx", exported], 3)
+
+
+def test_weights_that_change_during_the_push_are_refused(hub, folder, tmp_path):
+    """As when a training run writes its final model meanwhile."""
+    files, *_ = collect_model_files(folder)
+    planned = remote.plan(HfApi(), REPO, "main", files)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.shared.weight"] += 1
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match="model.safetensors changed during the push"):
+        remote.push(HfApi(), planned, files, "a model")
+    assert not hub.repos
+    with pytest.raises(InputError, match="model.safetensors changed during the push"):
+        write_folder(files, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_of_files_do_not_control_the_terminal(hub, folder, tmp_path, capsys):
+    (folder / "\x1b[31mred").write_text("")
+    exported = export(folder, tmp_path / "exported")
+    (exported / "model.onnx").rename(exported / "\x1b[2J.onnx")
+    push(folder, REPO, "--onnx", exported)
+    written(folder, "--onnx", exported)
+    said = capsys.readouterr().out
+    assert "\x1b" not in said and "\\x1b[31mred" in said and "onnx/\\x1b[2J.onnx" in said
 
 
 @pytest.mark.parametrize(
@@ -414,6 +616,12 @@ def test_a_card_states_that_there_are_no_results(folder):
     assert "No license has been specified" in card.text
 
 
+def test_only_learned_positions_are_a_limit(folder, two_vocabularies):
+    assert "positional embeddings limit" not in card_of(written(folder)).text
+    shutil.copytree(two_vocabularies / "model", folder, dirs_exist_ok=True)
+    assert "Learned positional embeddings limit source and target to 120 tokens" in card_of(written(folder)).text
+
+
 def test_options_say_what_the_folder_does_not(folder, capsys):
     """A folder of Seq2SeqTrainer records neither languages nor text."""
     options = ["--source-language=en", "--target-language=de", "--dataset=owner/text", "--base-model=owner/older",
@@ -437,7 +645,7 @@ def test_a_folder_of_initial_weights_is_not_a_base_model(trained, tmp_path, monk
 
 
 def test_the_card_shows_the_provenance(trained, tmp_path):
-    results = rows(tmp_path / "results.csv", {}, {"command": "another"}, {"hours": "0.9"}, {"parameters": "7"})
+    results = rows(tmp_path / "results.csv", trained, {}, {"weights_sha256": "0" * 64}, {"weights_sha256": ""})
     options = ["--results", results, "--license", "cc-by-4.0", "--example", "The house | is small."]
     out = written(trained, *options, "--pictures")
     card = card_of(out)
@@ -455,12 +663,12 @@ def test_the_card_shows_the_provenance(trained, tmp_path):
         f"{PARAMETERS:,} parameters",
         "400, on 400,000 source and target tokens",
         "0.213 hours, 0.212 CPU hours",
-        "* hardware: 2 cores of a test",
+        "* device: cpu",
         "2.9000 at the end, 2.9000 at the minimum",
         "No training sentence had more than 128 tokens",
         "| The house \\| is small. | " + translation.replace("|", "\\|"),
         "label_smoothing: 0.1",
-        "| news, test2016 | 1000 | 4 | 0.6 | 35.43 | 58.61 | 2026-11-21, commit abc1234 |",
+        "| news, test2016 | 1000 | 4 | 0.6 | 35.43 | 58.61 | 2026-11-21, commit abc1234, on 2 cores of a test |",
         "not from a mean over several seeds",
         "English to German",
         "```bash\nvaswani-transformer train --config demo --data news --output-dir=one\n```",
@@ -485,33 +693,75 @@ def test_an_incomplete_last_line_in_the_log_of_a_killed_run_changes_nothing(trai
 def test_the_card_marks_demo_scores_as_toy_results(trained, tmp_path):
     for data, toy in (("embedded", True), ("news", False)):
         change_recipe(trained, data=data)
-        out = written(trained, "--results", rows(tmp_path / "a.csv", {}))
+        out = written(trained, "--results", rows(tmp_path / "a.csv", trained, {}))
         assert ("generated by a toy grammar" in card_of(out).text) is toy
 
 
 def test_the_card_of_a_lowercase_model_has_lowercase_scores(trained, tmp_path):
     """Cased BLEU says little about it: 7.4 for a model with 40 lowercased."""
     change_recipe(trained, lowercase=True)
-    card: Any = card_of(written(trained, "--results", rows(tmp_path / "a.csv", {})))
+    card: Any = card_of(written(trained, "--results", rows(tmp_path / "a.csv", trained, {})))
     assert [(result.metric_type, result.metric_value) for result in card.data.eval_results] == [("bleu", 36.0)]
     assert card.data.eval_results[0].metric_args == {"signature": "nrefs:1|case:lc"}
     assert ROW["bleu"] not in card.text and ROW["chrf"] not in card.text
     assert "outputs lowercase text" in card.text
 
 
-@pytest.mark.parametrize(
-    "change", [{"steps": "401"}, {"hours": "0.2"}, {"cpu_hours": "0.1"}, {"parameters": "9"}, {"command": "other"}]
-)
-def test_results_of_another_model_are_refused(trained, tmp_path, refused, change):
-    error = refusal(refused, trained, REPO, "--results", rows(tmp_path / "results.csv", change))
-    assert "no row matches this model" in error
+@pytest.mark.parametrize("kind", ["trained", "converted"])
+@pytest.mark.parametrize("weights", ["", "0" * 64])
+def test_rows_of_other_weights_are_refused(trained, tmp_path, refused, kind, weights):
+    """The command, the size, and the training time can be those of another model."""
+    if kind == "converted":
+        (trained / "run.json").unlink()
+    results = rows(tmp_path / "results.csv", trained, {"weights_sha256": weights})
+    assert "no row matches this model (weights_sha256 " in refusal(refused, trained, REPO, "--results", results)
 
 
-def test_a_table_without_results_is_refused(trained, tmp_path, refused):
+def test_rows_without_the_hash_of_their_weights_are_refused(folder, tmp_path, refused):
+    (tmp_path / "old.csv").write_text(",".join(list(ROW)[:-1]) + "\n")
+    error = refusal(refused, folder, REPO, "--results", tmp_path / "old.csv")
+    assert "it lacks the column weights_sha256; `evaluate --record` writes a new one" in error
+
+
+def test_what_evaluate_records_of_sharded_weights_is_in_the_card(folder, tmp_path):
+    (folder / "model.safetensors").unlink()
+    trained_model().save_pretrained(folder, max_shard_size="60KB")
+    for name, lines in (("s", ENGLISH), ("r", GERMAN)):
+        write_lines(tmp_path / name, lines)
+    text = ["--source", str(tmp_path / "s"), "--reference", str(tmp_path / "r")]
+    evaluate([str(folder), *text, "--record", str(tmp_path / "results.csv")])
+    (row,) = read_rows(tmp_path / "results.csv")
+    assert int(row["parameters"]) == PARAMETERS
+    data: Any = card_of(written(folder, "--results", tmp_path / "results.csv")).data
+    assert [result.metric_value for result in data.eval_results] == [float(row["bleu"]), float(row["chrf"])]
+
+
+def test_a_score_is_listed_with_its_test_set(trained, tmp_path):
+    """The training data is another dataset."""
+    change_recipe(trained, dataset="owner/news")
+    data: Any = card_of(written(trained, "--results", rows(tmp_path / "a.csv", trained, {"data": "wmt14"}))).data
+    assert data.datasets == ["owner/news"]
+    assert {(result.dataset_type, result.dataset_name) for result in data.eval_results} == {
+        ("wmt14", "wmt14, test2016")
+    }
+
+
+def test_the_card_of_a_fine_tuned_model_says_so(trained):
+    change_recipe(trained, initial_weights="/private/runs/zero")
+    for options, base in (([], "`zero`"), (["--base-model", "owner/older"], "`owner/older`")):
+        text = card_of(written(trained, *options)).text
+        assert "trained only on" not in text
+        assert f"Fine-tuned from {base}; the settings and numbers below are those of the fine-tuning." in text
+        assert "source and target tokens; those of the earlier training are not recorded\n" in text
+        assert f"* It was fine-tuned on news from {base}" in text
+
+
+def test_a_table_without_results_is_refused(folder, tmp_path, refused):
     (tmp_path / "table.csv").write_text("a,b\n1,2\n")
-    assert "it lacks the column date" in refusal(refused, trained, REPO, "--results", tmp_path / "table.csv")
-    error = refusal(refused, trained, REPO, "--results", rows(tmp_path / "results.csv", {"bleu": "n/a"}))
-    assert "bleu 'n/a'; it must be a number" in error
+    assert "it lacks the column date" in refusal(refused, folder, REPO, "--results", tmp_path / "table.csv")
+    for score in ("n/a", "", "nan", "inf", "-1", "101"):
+        results = rows(tmp_path / "results.csv", folder, {"bleu": score})
+        assert f"bleu {score!r}; it must be a number" in refusal(refused, folder, REPO, "--results", results)
 
 
 def test_the_card_of_a_converted_model_names_its_source(folder):

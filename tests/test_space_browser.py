@@ -46,7 +46,7 @@ def environment(**variables: str) -> dict[str, str]:
 def contents_of(model: Path) -> dict[str, bytes]:
     """Return the published files of a model folder."""
     files = collect_model_files(model)[0]
-    return {name: file.read_bytes() if isinstance(file, Path) else file for name, file in files.items()}
+    return {name: file if isinstance(file, bytes) else file.path.read_bytes() for name, file in files.items()}
 
 
 @pytest.fixture(scope="module")

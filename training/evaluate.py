@@ -53,10 +53,11 @@ def evaluate(
         raise InputError(f"{model}: no such model folder")
     if record_to is not None and (dtype is not None or backend != "torch"):
         raise InputError("--record describes models as they were trained; use it without --dtype and --backend")
+    from vaswani_transformer.loading import as_device
     from vaswani_transformer.training_run import RESULT_COLUMNS
     from vaswani_transformer.translator import Translator
 
-    from .result_row import append_row, check_columns
+    from .result_row import append_row, check_columns, hash_weights
     from .scores import format_scores, scores
 
     if record_to is not None:
@@ -64,6 +65,7 @@ def evaluate(
     text = read_text(model, source, reference, config, data, test)
     if hypotheses is not None and (hypotheses.is_dir() or not hypotheses.parent.is_dir()):
         raise InputError(f"--hypotheses {hypotheses}: give the name of a file in an existing folder")
+    weights = "" if record_to is None else hash_weights(model)
     translator: Translator = Translator.from_pretrained(model, backend=backend, device=device, dtype=dtype)
     search = translator.change_search(num_beams=num_beams, length_penalty=length_penalty)
     translations = translator.translate(
@@ -83,7 +85,7 @@ def evaluate(
         with open_output(hypotheses) as out:
             out.write("".join(f"{remove_line_breaks(line)}\n" for line in translations).encode())
     if record_to is not None:
-        append_row(record_to, model, text, result)
+        append_row(record_to, model, text, result, as_device(device), weights)
 
 
 @dataclass(frozen=True)

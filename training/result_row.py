@@ -14,29 +14,38 @@ from safetensors import safe_open
 
 from vaswani_transformer import __version__
 from vaswani_transformer.errors import InputError, UnavailableError
+from vaswani_transformer.loading import weight_files
+from vaswani_transformer.model_folder import files_sha256, read_config
 from vaswani_transformer.training_run import RESULT_COLUMNS, format_hours, read_progress, read_run
 
 from .evaluate import EvaluationText
 
 
-def append_row(path: Path, model: Path, test: EvaluationText, result: dict[str, Any]) -> None:
+def append_row(
+    path: Path, model: Path, test: EvaluationText, result: dict[str, Any], device: torch.device, weights: str
+) -> None:
     """Append a row to a results file; see training/results/README.md for the columns.
 
     result: the scores, with the beam size and alpha that they were measured with
+    device: the device of the model.  weights: `hash_weights` from before the model was loaded
+    Raises InputError if the weights in the folder have changed since, as at the end of a training run.
     """
+    if hash_weights(model) != weights:
+        raise InputError(f"--record {path}: the weights in {model} changed during the evaluation; evaluate them again")
     progress = read_progress(model)
     values: dict[str, Any] = {
         **result,
         "date": date.today().isoformat(),
         "commit": commit(),
         "command": read_run(model).get("command", ""),
-        "hardware": hardware(),
-        "hours": format_hours(progress["seconds"]) if progress else "",
+        "hardware": hardware(device),
+        "hours": format_hours(progress["seconds"]) if "seconds" in progress else "",
         "cpu_hours": format_hours(progress["cpu_seconds"]) if "cpu_seconds" in progress else "",
         "steps": progress.get("step", ""),
         "parameters": parameters(model),
         "data": test.data,
         "test": test.name,
+        "weights_sha256": weights,
     }
     for name in ("bleu", "bleu_lowercase", "bleu_tokenised", "bleu_compound_split", "chrf", "exact_match"):
         values[name] = None if values[name] is None else round(values[name], 2)
@@ -72,8 +81,17 @@ def check_columns(path: Path, columns: Sequence[str]) -> None:
 
 
 def parameters(model: Path) -> int:
-    with safe_open(model / "model.safetensors", framework="pt") as file:
-        return sum(torch.Size(file.get_slice(name).get_shape()).numel() for name in file.keys())  # noqa: SIM118
+    total = 0
+    for path in weight_files(model):
+        with safe_open(path, framework="pt") as file:
+            total += sum(torch.Size(file.get_slice(name).get_shape()).numel() for name in file.keys())  # noqa: SIM118
+    return total
+
+
+def hash_weights(model: Path) -> str:
+    """Return the hash of a model's weights that rows of results and exports record."""
+    read_config(model / "config.json")  # names a folder that is no model's
+    return files_sha256(*weight_files(model))
 
 
 def commit() -> str:
@@ -87,9 +105,11 @@ def commit() -> str:
         return __version__
 
 
-def hardware() -> str:
-    if torch.cuda.is_available():
-        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+def hardware(device: torch.device | None = None) -> str:
+    """Return the GPUs of this machine, or its CPU if it has none. With a device, only the hardware that it names."""
+    if torch.cuda.is_available() and (device is None or device.type == "cuda"):
+        count = torch.cuda.device_count() if device is None else 1
+        return f"{count} x {torch.cuda.get_device_name(device)}"
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

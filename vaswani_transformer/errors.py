@@ -58,5 +58,9 @@ def out_of_memory(error: BaseException) -> bool:
 
 def one_line(message: str) -> str:
     """Return the message without line breaks, and with control characters escaped."""
-    line = re.sub(r"\s*[\r\n]+\s*", " ", message.strip())
-    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
+    return escape_controls(re.sub(r"\s*[\r\n]+\s*", " ", message.strip()))
+
+
+def escape_controls(text: str) -> str:
+    """Return the text with all control characters except line breaks escaped: names of files may hold any."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)

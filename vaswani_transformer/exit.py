@@ -23,6 +23,7 @@ from .errors import (
     InputError,
     ProofError,
     UnavailableError,
+    escape_controls,
     one_line,
     out_of_memory,
 )
@@ -208,9 +209,12 @@ def render(error: BaseException, name: str | None = None) -> list[str]:
 
 
 def print_error(message: str) -> None:
-    """Print a line on stderr, or discard it if stderr cannot be written (closed by its reader, full disk)."""
+    """Print a message on stderr without control characters.
+
+    It is discarded if stderr cannot be written (closed by its reader, full disk).
+    """
     try:
-        print(message, file=sys.stderr, flush=True)
+        print(escape_controls(message), file=sys.stderr, flush=True)
     except OSError:
         discard_output(2)
 

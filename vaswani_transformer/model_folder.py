@@ -7,7 +7,8 @@ settings and tokenizers that were read and checked here; transformers and PEFT r
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,12 +166,48 @@ def find_folder(
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
     try:
-        return Path(snapshot_download(str(folder_or_repo), revision=revision, allow_patterns=list(files)))
+        with checked_answers():
+            return Path(snapshot_download(str(folder_or_repo), revision=revision, allow_patterns=list(files)))
+    except UnavailableError:
+        raise
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
         raise InputError(f"{folder}: no such folder, and no such repository on the Hub ({error})") from None
     except Exception as error:  # network errors come from four libraries
         reason = f"{type(error).__name__}: {error}"
         raise UnavailableError(f"{folder}: no such folder, and the Hub cannot be reached ({reason})") from error
+
+
+@contextmanager
+def checked_answers() -> Iterator[None]:
+    """Check the answers of the Hub during a download with `refuse_paths`."""
+    from huggingface_hub.utils import get_session
+
+    hooks = get_session().event_hooks["response"]
+    hooks.append(refuse_paths)
+    try:
+        yield
+    finally:
+        hooks.remove(refuse_paths)
+
+
+def refuse_paths(response: Any) -> None:
+    """Raise UnavailableError if an answer of the Hub has a path as a hash.
+
+    huggingface_hub (2.4) names the files of its cache by the hashes in answers and does not check them: a server to
+    which HF_ENDPOINT points could write anywhere.
+    """
+    hashes = [response.headers.get(name, "") for name in ("ETag", "X-Linked-Etag", "X-Repo-Commit")]
+    if "/api/models/" in response.request.url.path:
+        hashes += re.findall(
+            r'"(?:sha|oid|sha256)"\s*:\s*("(?:[^"\\]|\\.)*")', response.read().decode(errors="replace")
+        )
+    for found in hashes:
+        name = found.lstrip("W/").strip('"')  # as huggingface_hub reads ETag
+        if re.search(r"[/\\]", name) or name in (".", ".."):
+            raise UnavailableError(
+                f"the answer of {response.request.url.host} has the hash {name!r:.80}, which is a path; this server is "
+                "not a Hub: check HF_ENDPOINT"
+            )
 
 
 def read_json_object(path: Path, *objects: str) -> dict[str, Any]:
@@ -273,7 +310,11 @@ def file_sha256(path: Path) -> str:
 
 def files_sha256(*paths: Path) -> str:
     """Return a hash over the hashes of the files, in this order."""
-    return hashlib.sha256(b"".join(bytes.fromhex(file_sha256(path)) for path in paths)).hexdigest()
+    return combine_sha256(map(file_sha256, paths))
+
+
+def combine_sha256(hashes: Iterable[str]) -> str:
+    return hashlib.sha256(b"".join(map(bytes.fromhex, hashes))).hexdigest()
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The record of a training run: run.json, metrics.jsonl, the progress in its checkpoints, its curve, its results."""
 
 import json
-import math
+import reprlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,17 @@ RECORD, METRICS, STATE = "run.json", "metrics.jsonl", "trainer_state.json"
 RESULT_COLUMNS = (
     "date", "commit", "command", "hardware", "hours", "cpu_hours", "steps", "parameters", "data", "test", "sentences",
     "beam", "alpha", "bleu", "bleu_signature", "bleu_lowercase", "bleu_lowercase_signature", "bleu_tokenised",
-    "bleu_compound_split", "chrf", "chrf_signature", "exact_match",
+    "bleu_compound_split", "chrf", "chrf_signature", "exact_match", "weights_sha256",
 )  # fmt: skip
+# The types of the entries that are read of a record; each may be missing or null.
+RUN_TYPES = {"command": str, "recipe": dict, "fixed_keys": dict}
+PROGRESS_TYPES = {"step": int, "tokens": int, "seconds": float, "cpu_seconds": float}
+ENVIRONMENT_TYPES = {"torch": str, "transformers": str, "mixed_precision": str, "device": str}
+TYPE_NAMES = {
+    str: "a string", bool: "true or false", dict: "an object", int: "an integer of 0 or more",
+    float: "a number of 0 or more",
+}  # fmt: skip
+LARGEST_NUMBER = 10**18
 # Name in metrics.jsonl: label in the figure
 CURVES = {
     "loss": "training, smoothed",
@@ -27,13 +37,27 @@ CURVES = {
 
 
 def read_run(run: Path) -> dict[str, Any]:
-    """Read run.json: the command and the recipe of a run; {} if there is no such file."""
+    """Read run.json: the command and the recipe of a run; {} if there is no such file. Raises BrokenFileError."""
     if not (run / RECORD).is_file():
         return {}
-    record = read_json_object(run / RECORD, "recipe", "fixed_keys")
-    if not isinstance(record.get("command", ""), str):
-        raise BrokenFileError(f"{run / RECORD}: command is {record['command']!r}; it must be a string")
-    return record
+    return check_types(run / RECORD, read_json_object(run / RECORD, "recipe", "fixed_keys"), RUN_TYPES)
+
+
+def check_types(path: Path, fields: dict[str, Any], types: Mapping[str, type]) -> dict[str, Any]:
+    """Return the fields of a file. Raises BrokenFileError naming a field that is neither null nor of its type.
+
+    types: the type by field; int and float stand for numbers between 0 and LARGEST_NUMBER
+    """
+    for name, kind in types.items():
+        value: Any = fields.get(name)
+        if kind in (int, float):
+            is_number = isinstance(value, int | kind) and not isinstance(value, bool)
+            fits = is_number and 0 <= value <= LARGEST_NUMBER
+        else:
+            fits = isinstance(value, kind)
+        if value is not None and not fits:
+            raise BrokenFileError(f"{path}: {name} is {reprlib.repr(value)}; it must be {TYPE_NAMES[kind]}")
+    return fields
 
 
 def check_numbers(place: object, record: dict[str, Any], *names: str, whole: bool = False) -> None:
@@ -43,7 +67,7 @@ def check_numbers(place: object, record: dict[str, Any], *names: str, whole: boo
     """
     for name in names:
         value: Any = record.get(name)
-        if type(value) not in ((int,) if whole else (int, float)) or not 0 <= value < math.inf:
+        if type(value) not in ((int,) if whole else (int, float)) or not 0 <= value <= LARGEST_NUMBER:
             kind = "an integer" if whole else "a number"
             found = repr(value) if name in record else "missing"
             raise BrokenFileError(f"{place}: {name} is {found}; it must be {kind} of at least 0")
@@ -62,7 +86,12 @@ def parse_step(checkpoint: Path) -> int:
 def read_state(run: Path) -> dict[str, Any]:
     """Read the state of the newest checkpoint of a run, with its "progress" and "environment"; {} if there is none."""
     folders = list_checkpoints(run / "checkpoints")
-    return read_json_object(folders[0] / STATE, "progress", "environment") if folders else {}
+    if not folders:
+        return {}
+    state = read_json_object(folders[0] / STATE, "progress", "environment")
+    check_types(folders[0] / STATE, state.get("progress", {}), PROGRESS_TYPES)
+    check_types(folders[0] / STATE, state.get("environment", {}), ENVIRONMENT_TYPES)
+    return state
 
 
 def read_progress(run: Path) -> dict[str, Any]:
