@@ -82,7 +82,9 @@ def write_record(folder: Path, place: str, name: str, text: str) -> None:
     environment |= {name: text} if place == "trainer_state.json" else {}
     state = folder / "checkpoints" / "step-4" / "trainer_state.json"
     state.parent.mkdir(parents=True, exist_ok=True)
-    state.write_text(json.dumps({"progress": {"step": 4}, "environment": environment}))
+    state.write_text(
+        json.dumps({"progress": {"step": 4, "seconds": 6.0, "cpu_seconds": 7.0}, "environment": environment})
+    )
 
 
 def card_with(folder: Path, translator: Any, place: str, name: str, text: str) -> str:

@@ -87,10 +87,10 @@ def test_the_progress_is_that_of_the_newest_checkpoint_or_of_the_log(run):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"step": "30", "loss": 4.0}', "line 8: step is '30'; it must be an integer of at least 0"),
+        ('{"step": "30", "loss": 4.0}', "line 8: step is '30'; it must be an integer of 0 or more"),
         ('{"step": 1.5, "loss": 4.0}', "line 8: step is 1.5; it must be an integer"),
         ('{"loss": 4.0}', "line 8: step is missing; it must be an integer"),
-        ('{"step": 30, "loss": "4.0"}', "line 8: loss is '4.0'; it must be a number of at least 0"),
+        ('{"step": 30, "loss": "4.0"}', "line 8: loss is '4.0'; it must be a number of 0 or more"),
         ('{"step": 30, "validation_bleu": [1]}', r"line 8: validation_bleu is \[1\]; it must be a number"),
         ('{"step": 30, "seconds": true, "tokens": 1}', "line 8: seconds is True; it must be a number"),
         ('{"step": 30, "seconds": Infinity, "tokens": 1}', "line 8: seconds is inf; it must be a number"),
@@ -108,10 +108,10 @@ def test_a_wrong_type_in_a_state_or_a_record_is_named(run):
     state = run / "checkpoints/step-9/trainer_state.json"
     state.parent.mkdir(parents=True)
     for progress, message in (
-        ({"step": "9"}, "step is '9'; it must be an integer of at least 0"),
+        ({"step": "9"}, "step is '9'; it must be an integer of 0 or more"),
         ({"step": 9, "seconds": None}, "seconds is None; it must be a number"),
         ({"step": 9, "seconds": 1.0}, "cpu_seconds is missing; it must be a number"),
-        ({"step": 9, "seconds": 1.0, "cpu_seconds": 1.0, "tokens": -1}, "tokens is -1; it must be a number"),
+        ({"step": 9, "seconds": 1.0, "cpu_seconds": 1.0, "tokens": -1}, "tokens is -1; it must be an integer"),
     ):
         state.write_text(json.dumps({"progress": progress}))
         with pytest.raises(BrokenFileError, match=f"step-9/trainer_state.json: {message}"):

@@ -68,9 +68,8 @@ def check_numbers(place: object, record: dict[str, Any], *names: str, whole: boo
     for name in names:
         value: Any = record.get(name)
         if type(value) not in ((int,) if whole else (int, float)) or not 0 <= value <= LARGEST_NUMBER:
-            kind = "an integer" if whole else "a number"
-            found = repr(value) if name in record else "missing"
-            raise BrokenFileError(f"{place}: {name} is {found}; it must be {kind} of at least 0")
+            found = reprlib.repr(value) if name in record else "missing"
+            raise BrokenFileError(f"{place}: {name} is {found}; it must be {TYPE_NAMES[int if whole else float]}")
 
 
 def list_checkpoints(root: Path) -> list[Path]:
