@@ -19,7 +19,7 @@ from torch import Tensor
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
 
-from ..checkpoint_files import check_archive, parse_yaml, read_yaml
+from ..checkpoint_files import parse_yaml, read_npz, read_yaml
 from ..folder import OurModel
 from ..layout import DECODER_POSITIONS, ENCODER_POSITIONS, OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, TENSOR2TENSOR
 from ..options import STACKS, Options, Reasons, show_value
@@ -92,9 +92,7 @@ def recognise(path: Path) -> bool:
 @register_reader("marian", ["*.npz"], recognise_file=recognise)
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a model.npz, whose configuration is inside or next to it."""
-    check_archive(path)
-    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name in archive.files}
+    arrays = read_npz(path)
     text = read_configuration(path, arrays.pop(CONFIG, None))
     options = Options(parse_yaml(text, path), reasons, as_flags=True)
     options.require(SUPPORTED, OFF)
