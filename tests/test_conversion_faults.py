@@ -16,9 +16,11 @@ import pytest
 import torch
 from golden import FIXTURES, change_marians_options, refusal
 from safetensors.torch import load_file, save_file
+from saved_model import change_json
 
 from conversion.__main__ import main
 from conversion.checkpoint_files import load_checkpoint
+from conversion.convert import check_result
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.loading import load_config
@@ -310,6 +312,14 @@ def test_a_model_without_its_vocabulary_names_the_missing_files(name, removed, n
     assert note in (out / "CONVERSION.md").read_text()
     with pytest.raises(InputError, match="out has no tokenizer.json: .* came without .*CONVERSION.md"):
         Translator.from_pretrained(out, device="cpu")
+
+
+def test_a_result_that_would_not_load_is_refused(folder: Path):
+    """Conversions end with this check."""
+    check_result(folder, Path("model.pt"))
+    change_json(folder / "config.json", vocab_size=10)
+    with pytest.raises(BrokenFileError, match=r"^model.pt cannot be converted: .* refused \(config.json: "):
+        check_result(folder, Path("model.pt"))
 
 
 # ---- arguments ---------------------------------------------------------------------------------------------------
