@@ -19,7 +19,7 @@ from vaswani_transformer.errors import InputError
 from vaswani_transformer.search_vaswani_transformer import LENGTH_PENALTIES
 from vaswani_transformer.sentences_vaswani_transformer import CHARACTERS_PER_TOKEN, best_cut, split_text
 from vaswani_transformer.tokenization import train_tokenizer
-from vaswani_transformer.translator import Hypothesis
+from vaswani_transformer.translator import Hypothesis, NotFiniteError
 
 SENTENCES = [*ENGLISH, *GERMAN, "a", "zwölf", "two apples, two apples, two apples", "</s> <pad>", "日本語 🙂"]
 
@@ -177,16 +177,24 @@ def test_hypotheses_of_parts_are_joined_by_rank(translator):
         assert hypothesis.score == pytest.approx(a.score + b.score, abs=1e-5)
 
 
-def test_a_part_without_a_translation_keeps_those_of_the_other_parts(translator, monkeypatch):
-    first, _, third = translator.translate(ENGLISH[:3])
-    lost, search = translator._encode(ENGLISH[1])[0], translator._search
+def overflowing_model() -> Any:
+    """Return a model whose log-probabilities are NaN for sources with a "z"."""
+    model: Any = untrained_model(share_encoder_decoder_embeddings=False).eval()
+    with torch.no_grad():
+        model.model.encoder.embed_tokens.weight[trained_tokenizer().convert_tokens_to_ids("z")] = 3e38
+    return model
 
-    def without_second(sources, settings):
-        found = search(sources, settings)
-        return [[] if source == lost else best for source, best in zip(sources, found, strict=True)]
 
-    monkeypatch.setattr(translator, "_search", without_second)
-    assert translator.translate([" ".join(ENGLISH[:3]), ENGLISH[1]]) == [f"{first}  {third}", ""]
+def test_a_text_without_finite_scores_is_named():
+    translator = TorchTranslator(overflowing_model(), trained_tokenizer())
+    good, bad = "a b", "c. z"
+    for call in (translator.translate, translator.find_hypotheses):
+        assert len(call([good, good])) == 2
+        with pytest.raises(NotFiniteError, match="^text 2: the model's log-probabilities are NaN or infinite"):
+            call([good, bad, good])
+    assert len(translator.score([good], [bad])) == 1
+    with pytest.raises(NotFiniteError, match="^target 2: the model's"):
+        translator.score([good, bad], [good, good])
 
 
 @pytest.mark.parametrize("alpha", LENGTH_PENALTIES)

@@ -21,7 +21,7 @@ from .lines import check_file, open_output, read_arriving_lines, read_lines, rem
 from .options import Backend, BatchTokens, Device, Dtype, LengthPenalty, NumBeams
 from .programs import import_program, program_name
 from .translate_file import model_sha256, translate_file
-from .translator import Hypothesis, Translator, as_texts
+from .translator import Hypothesis, NotFiniteError, Translator, as_texts
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -235,13 +235,12 @@ def translate(
     cut = {"max_source_length": max_source_length, "split_sentences": split_sentences}
 
     def translate_lines(lines: list[str], first: int) -> Iterator[bytes]:
-        translations = translator.find_hypotheses(
-            as_texts(lines, "line", max_characters, first),
-            batch_tokens=batch_tokens,
-            progress=progress,
-            **cut,
-            **vars(settings),
-        )
+        texts = as_texts(lines, "line", max_characters, first)
+        options = {"batch_tokens": batch_tokens, "progress": progress, **cut, **vars(settings)}
+        try:
+            translations = translator.find_hypotheses(texts, **options)
+        except NotFiniteError as error:
+            raise NotFiniteError(error.index, "line", first) from None
         for number, hypotheses in enumerate(translations, start=first):
             if scores or num_return_sequences > 1:
                 yield from score_lines(hypotheses, number if num_return_sequences > 1 else None)

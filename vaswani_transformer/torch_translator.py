@@ -20,7 +20,16 @@ from .model_folder import ModelFolder, find_folder
 from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from .search_vaswani_transformer import SearchSettings, check_number, refuse_settings_of_generate
 from .sentences_vaswani_transformer import TARGET_TOKENIZER
-from .translator import LARGEST_COUNT, Hypothesis, Translator, as_texts, batches_by_length, pad_rows, show_progress
+from .translator import (
+    LARGEST_COUNT,
+    Hypothesis,
+    NotFiniteError,
+    Translator,
+    as_texts,
+    batches_by_length,
+    pad_rows,
+    show_progress,
+)
 
 if TYPE_CHECKING:
     from peft import PeftMixedModel, PeftModel
@@ -132,7 +141,8 @@ class TorchTranslator(Translator):
     ) -> list[ForcedDecoding]:
         """Compute the log-probability of every token of given translations (forced decoding); no text is split.
 
-        Raises InputError if the numbers of texts differ or a text has more tokens than the model has positions.
+        Raises InputError if the numbers of texts differ or a text has more tokens than the model has positions, and
+        NotFiniteError naming the translation with a log-probability that is not finite.
         """
         sources, targets = as_texts(sources, "source"), as_texts(targets, "target")
         if len(sources) != len(targets):
@@ -153,6 +163,8 @@ class TorchTranslator(Translator):
             for batch in batches_by_length(lengths, batch_tokens):
                 forced = self._log_probabilities([source_ids[i] for i in batch], [target_ids[i] for i in batch])
                 for i, log_probabilities in zip(batch, forced, strict=True):
+                    if not all(map(math.isfinite, log_probabilities)):
+                        raise NotFiniteError(i, "target")
                     decodings[i] = ForcedDecoding(target_ids[i], log_probabilities)
                 advance(len(batch))
         return [decodings[i] for i in range(len(sources))]

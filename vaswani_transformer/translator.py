@@ -7,6 +7,7 @@
 Nothing here needs torch: `torch_translator.py` runs the search with torch, `onnx_translator.py` with ONNX Runtime.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from .errors import InputError, as_input_errors
+from .errors import BrokenFileError, InputError, as_input_errors
 from .lines import check_unicode
 from .search_vaswani_transformer import SearchSettings, check_number
 from .sentences_vaswani_transformer import join_texts, source_limit, split_text
@@ -40,6 +41,20 @@ class Hypothesis:
 
     def __repr__(self) -> str:
         return f"<{self.text!r}, score {self.score:.4f}, {len(self.tokens)} tokens>"
+
+
+class NotFiniteError(BrokenFileError):
+    """The model's log-probabilities of a text are NaN or infinite, so that no translation has a score.
+
+    index: of the text, from 0.  kind, first: see `as_texts`
+    """
+
+    def __init__(self, index: int, kind: str, first: int = 1):
+        super().__init__(
+            f"{kind} {first + index}: the model's log-probabilities are NaN or infinite, as in float16 when values "
+            "exceed 65,504; use float32 or bfloat16, or another checkpoint"
+        )
+        self.index = index
 
 
 @dataclass(frozen=True)
@@ -172,7 +187,7 @@ class Translator(ABC):
         search: changes of the settings in generation_config.json, such as `num_beams=8`: fields of SearchSettings.
 
         Returns at most `num_return_sequences` hypotheses (default: 1) and at least one for each text, in order. Raises
-        InputError.
+        InputError, and NotFiniteError naming the text whose translations have no finite score.
         """
         texts = as_texts(texts, "text")
         settings = self.change_search(**search)
@@ -192,7 +207,9 @@ class Translator(ABC):
             for batch in batches:
                 of_batch = self._search([parts[i].source for i in batch], settings)
                 for i, hypotheses in zip(batch, of_batch, strict=True):
-                    found[i] = hypotheses or [Hypothesis("", 0.0, [])]
+                    if not hypotheses or not all(math.isfinite(hypothesis.score) for hypothesis in hypotheses):
+                        raise NotFiniteError(parts[i].text_index, "text")
+                    found[i] = hypotheses
                 advance(len(batch))
 
         translations: list[list[Hypothesis]] = [[] for _ in texts]
