@@ -418,7 +418,7 @@ def test_a_full_disk_is_named(translate, source):
 def test_a_closed_stdin_or_stdout_is_named(translate, source):
     script = [sys.executable, *SCRIPT, *translate]
     for words, close, said in (
-        ([], "<&-", "stdin cannot be read"),
+        ([], "<&-", "stdin is closed"),
         (["--input", str(source)], ">&-", "stdout is closed"),
     ):
         line = f"{shlex.join([*script, *words])} {close}"

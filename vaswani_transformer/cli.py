@@ -290,7 +290,7 @@ def stopping_rule(text: str) -> bool | int | str:
 
 def shows_progress_by_default(input: str, output: str) -> bool:
     """Return whether stderr is a terminal that neither input nor output shares."""
-    return input != "-" and sys.stderr.isatty() and not (output == "-" and sys.stdout.isatty())
+    return input != "-" and sys.stderr.isatty() and not (output == "-" and os.isatty(1))
 
 
 def score_lines(hypotheses: list[Hypothesis], number: int | None) -> Iterator[bytes]:
