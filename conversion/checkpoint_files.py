@@ -77,6 +77,7 @@ def require_file(folder: Path, *patterns: str, remedy: str = "") -> Path:
 
 def read_yaml(file: Path, loader: Any = yaml.SafeLoader) -> dict[str, Any]:
     """Return the mapping in a file, see `parse_yaml`."""
+    check_readable(file)
     return parse_yaml(file.read_bytes(), file, loader)
 
 

@@ -10,7 +10,7 @@ import torch
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, one_line, out_of_memory
 from vaswani_transformer.loading import enumerate_names, load_model
-from vaswani_transformer.model_folder import MODEL_TYPE
+from vaswani_transformer.model_folder import MODEL_TYPE, check_readable
 from vaswani_transformer.torch_translator import TorchTranslator
 
 from .build import build_model, save_model
@@ -100,6 +100,7 @@ def find_checkpoint(path: Path, name: str | None = None) -> tuple[Reader, Path]:
         if not index.exists():
             raise InputError(f"{path}: no such file or folder")
         path = index
+    check_readable(path)
     if name and readers[0].recognise_file:
         return readers[0], path  # whatever the file's name; `read` reports a file of another toolkit
     for reader in readers:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from vaswani_transformer.errors import BrokenFileError
+from vaswani_transformer.model_folder import check_readable
 
 FOOTER, MAGIC = 48, 0xDB4775248B80FB57
 NO_COMPRESSION = 0
@@ -59,6 +60,7 @@ class Bundle:
         shard = self.index.with_name(f"{self.index.stem}.data-{entry.shard:05d}-of-{self.shards:05d}")
         if not shard.exists():
             raise BrokenFileError(f"{shard}: no such file, but {self.index.name} refers to it")
+        check_readable(shard)
         dtype = np.dtype(TYPES[entry.dtype])
         count = math.prod(entry.shape)
         if entry.size != count * dtype.itemsize or entry.offset + entry.size > shard.stat().st_size:

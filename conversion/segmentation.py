@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
+from vaswani_transformer.model_folder import check_readable
 
 from .checkpoint_files import find_file
 from .protobuf import parse_fields
@@ -123,6 +124,7 @@ def read_codes(path: Path) -> list[tuple[str, str]]:
 
     Raises InputError for subword-nmt 0.1, where the end of a word is a separate letter.
     """
+    check_readable(path)
     merges = []
     version_1 = True
     for number, line in enumerate(read_lines(path), start=1):
@@ -160,6 +162,7 @@ class SentencePieceModel:
     @classmethod
     def read(cls, path: Path) -> "SentencePieceModel":
         """Read a model. Raises BrokenFileError if the file is not a SentencePiece model."""
+        check_readable(path)
         model = cls(path, [])
         try:
             for number, value in parse_fields(path.read_bytes()):

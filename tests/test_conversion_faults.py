@@ -121,6 +121,29 @@ def test_truncated_files_are_named(name: str, file: str, part: float, tmp_path: 
     assert file in refusal(refused, "--from", name.removesuffix("-spm"), place, tmp_path / "out", code=3)
 
 
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("fairseq", "checkpoint_best.pt"),
+        ("marian", "model.npz"),
+        ("marian", "vocab.yml"),
+        ("marian", "model.npz.decoder.yml"),
+        ("hf-marian", "vocab.json"),
+        ("hf-marian", "source.spm"),
+        ("hf-fsmt", "merges.txt"),
+        ("tensor2tensor", "model.ckpt-800.data-00001-of-00002"),
+    ],
+)
+def test_files_that_are_not_regular_are_not_read(name: str, file: str, tmp_path: Path, refused, copy_of):
+    """Reading a named pipe would wait for a writer."""
+    path = copy_of(name) / file
+    path.unlink()
+    os.mkfifo(path)
+    place = path if file in ("checkpoint_best.pt", "model.npz") else path.parent
+    message = refusal(refused, "--from", name, place, tmp_path / "out", code=3)
+    assert f"{path} is not a regular file" in message
+
+
 @pytest.mark.parametrize("name", ["model.npz", "model.pt"])
 def test_a_file_that_would_unpack_to_gigabytes_is_refused(name: str, tmp_path: Path, refused):
     with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -208,7 +208,18 @@ def test_an_edited_model_is_not_written_for_marian(field, value, tmp_path, refus
     assert field in refusal(refused, "--to", "marian", folder, tmp_path / "out")
 
 
-@pytest.mark.parametrize("record", ["{}", '{"toolkit": "marian", "options": []}', "[]", "{"])
+@pytest.mark.parametrize(
+    "record",
+    [
+        "{}",
+        '{"toolkit": "marian", "options": []}',
+        '{"toolkit": "fairseq", "options": {"dtype": "none"}}',
+        '{"toolkit": "fairseq", "options": {"source_tokens": Infinity}}',
+        "[]",
+        "{",
+        "[" * 10**5,
+    ],
+)
 def test_a_broken_record_of_a_conversion_is_named(record: str, tmp_path: Path, refused):
     folder = shutil.copytree(converted("fairseq").folder, tmp_path / "ours")
     (folder / "conversion.json").write_text(record)

@@ -248,7 +248,17 @@ def test_custom_processors_and_criteria_are_applied(lively_model: ModelMaker) ->
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("num_beams", 0), ("length_penalty", float("nan")), ("early_stopping", -1)]
+    ("field", "value"),
+    [
+        ("num_beams", 0),
+        ("num_beams", 10**9),
+        ("num_return_sequences", 10**9),
+        ("num_return_sequences", 1.0),
+        ("max_length", 10**9),
+        ("max_length", 20.5),
+        ("length_penalty", float("nan")),
+        ("early_stopping", -1),
+    ],
 )
 def test_impossible_settings_are_refused(lively_model: ModelMaker, field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{field} is {value}; it must"):

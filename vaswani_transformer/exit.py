@@ -74,7 +74,7 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
         return
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except Exception as error:
+    except BaseException as error:  # a panic of a library in Rust is no Exception
         if debug:
             print_error(traceback.format_exc().rstrip())
         if isinstance(error, OSError) and error.filename is None and error.errno in FULL_DISK:

@@ -50,7 +50,7 @@ from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vaswani_transformer import VaswaniTransformerConfig, incompatible_transformers
-from .search_vaswani_transformer import SearchSettings
+from .search_vaswani_transformer import LONGEST_OUTPUT, SearchSettings, check_number
 
 # The name of the cache in arguments of transformers' functions and in its outputs: "cache" since transformers 5.24,
 # "past_key_values" before. The methods below accept both.
@@ -919,6 +919,9 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
 
         names = (field.name for field in fields(SearchSettings))
         settings = SearchSettings.from_generation_config({name: setting(name) for name in names})
+        for name in ("num_return_sequences", "max_length"):
+            if (value := setting(name)) is not None:
+                check_number(name, value, 1, LONGEST_OUTPUT)
         if settings.early_stopping not in ("never", True, False):  # a number, which transformers does not know
             kwargs["early_stopping"] = "never"
         kwargs["attention_mask"] = mask = self._source_mask(inputs, kwargs)

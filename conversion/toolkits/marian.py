@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
+from vaswani_transformer.model_folder import check_readable
 
 from ..checkpoint_files import parse_yaml, read_npz, read_yaml
 from ..folder import OurModel
@@ -131,6 +132,7 @@ def read_configuration(path: Path, inside: np.ndarray | None) -> str:
     file = path.with_name(path.name + ".yml")
     if not file.exists():
         raise InputError(f"{path} contains no {CONFIG}, and {file.name} is missing: it has the number of heads")
+    check_readable(file)
     return file.read_text(encoding="utf-8", errors="replace")
 
 
@@ -205,6 +207,7 @@ def read_tokens(file: Path, rows: int) -> list[str]:
     if file.suffix == ".fsv":
         raise InputError(f"{file}: a factored vocabulary cannot be converted")
     if file.suffix not in (".yml", ".yaml", ".json"):
+        check_readable(file)
         return list(read_lines(file))[:rows]
     # The base loader keeps every token as a string: `null`, `1.5` and `yes` are words here.
     mapping = read_yaml(file, getattr(yaml, "CBaseLoader", yaml.BaseLoader))
