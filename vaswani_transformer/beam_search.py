@@ -264,10 +264,12 @@ def beam_search(
     input_ids: Tensor,
     attention_mask: Tensor,
     settings: SearchSettings,
+    decoder: CachedDecoder | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Translate a batch; returns the tokens of `generate()` with the same settings, without the start token.
 
     input_ids, attention_mask: (batch, source), padded on the right
+    decoder: that of the model, to be shared by several batches, because it copies weights
     returns sequences (batch, num_return_sequences, length), best first, padded, without the start token, and scores
     (batch, num_return_sequences), log P / ((5 + length) / 6)^alpha; an empty slot is padding. All scores of a
     sentence are NaN if a log-probability is
@@ -291,7 +293,7 @@ def beam_search(
         longest=settings.max_new_tokens or input_ids.shape[1] + settings.extra_length,
         initial_live=count_initial_hypotheses(beams, target_vocab_size(model.config)),
     )
-    decoder = CachedDecoder(model)
+    decoder = decoder or CachedDecoder(model)
     rows = torch.arange(input_ids.shape[0], device=device)
     sequences = torch.full((len(rows), beams, int(memory.limits.max())), pad, device=device)
     scores = torch.full((len(rows), beams), EMPTY_SCORE, device=device)

@@ -20,6 +20,7 @@ from .exit import exit_cleanly
 from .lines import check_file, open_output, read_arriving_lines, read_lines, remove_line_breaks
 from .options import Backend, BatchTokens, Device, Dtype, LengthPenalty, NumBeams
 from .programs import import_program, program_name
+from .sentences_vaswani_transformer import LONGEST_TEXT
 from .translate_file import model_sha256, translate_file
 from .translator import Hypothesis, NotFiniteError, Translator, as_texts
 
@@ -195,7 +196,7 @@ def translate(
         typer.Option(help="Split sentences of more tokens; default: the longest in training, or 256 if unknown."),
     ] = None,
     split_sentences: Annotated[bool, typer.Option(help="Translate the sentences of a line one by one.")] = True,
-    max_characters: Annotated[int | None, typer.Option(help="Refuse longer lines; default: no limit.")] = None,
+    max_characters: Annotated[int, typer.Option(help="Refuse longer lines.")] = LONGEST_TEXT,
     chunk_lines: Annotated[
         int, typer.Option(min=1, help="Lines that are batched together, and lost at most by an interruption.")
     ] = 2000,
@@ -236,9 +237,9 @@ def translate(
 
     def translate_lines(lines: list[str], first: int) -> Iterator[bytes]:
         texts = as_texts(lines, "line", max_characters, first)
-        options = {"batch_tokens": batch_tokens, "progress": progress, **cut, **vars(settings)}
+        options = {"batch_tokens": batch_tokens, "max_characters": max_characters, "progress": progress}
         try:
-            translations = translator.find_hypotheses(texts, **options)
+            translations = translator.find_hypotheses(texts, **options, **cut, **vars(settings))
         except NotFiniteError as error:
             raise NotFiniteError(error.index, "line", first) from None
         for number, hypotheses in enumerate(translations, start=first):

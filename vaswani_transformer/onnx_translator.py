@@ -8,6 +8,7 @@
 import glob
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ class OnnxTranslator(Translator):
         self.vocabulary: int = config["vocab_size"]
         self.pad: int = config["pad_token_id"]
         self.positions: int | None = config.get("max_position_embeddings")
+        self.target_vocabulary: int = config.get("decoder_vocab_size") or self.vocabulary
 
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -175,10 +177,11 @@ class OnnxTranslator(Translator):
     def _decode(self, tokens: list[int]) -> str:
         return self.target_tokenizer.decode(tokens, skip_special_tokens=True)
 
-    def _search(self, sources: list[list[int]], settings: SearchSettings) -> list[list[Hypothesis]]:
-        input_ids, mask = map(np.array, pad_rows(sources, self.pad))
-        sequences, scores = self.generate(input_ids, mask, **vars(settings))
-        return self._hypotheses(sequences.tolist(), scores.tolist())
+    def _search(self, batches: Iterable[list[list[int]]], settings: SearchSettings) -> Iterator[list[list[Hypothesis]]]:
+        for sources in batches:
+            input_ids, mask = map(np.array, pad_rows(sources, self.pad))
+            sequences, scores = self.generate(input_ids, mask, **vars(settings))
+            yield self._hypotheses(sequences.tolist(), scores.tolist())
 
 
 def graph_inputs(settings: SearchSettings) -> dict[str, np.ndarray]:
