@@ -168,6 +168,8 @@ def save_model(description: Description, model: Model, folder: Path, toolkit: st
     model.save_pretrained(folder)
     vocabulary = description.vocabulary
     texts = {side: tokenizer.to_str() for side, tokenizer in vocabulary.tokenizers.items()}
+    if len(texts) == 1 and not vocabulary.is_joint:  # it would be used for both sides
+        texts = {}
     if "source" in texts:
         vocabulary.wrap_tokenizer("source").save_pretrained(folder)
     if "target" in texts and texts["target"] != texts.get("source"):

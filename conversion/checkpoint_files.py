@@ -14,6 +14,7 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ ALLOWED: list[Any] = [
 ]
 
 REFUSED_NAME = re.compile(r"(?:[Uu]nsupported (?:global: )?GLOBAL |Unsupported class |callable from )([\w.]+)")
+RECORD_NAME = re.compile(r"[^/]+/data/[^/]+")  # of a storage in a file of torch.save
 MAX_COMPRESSION = 100  # torch and Marian do not compress
 
 
@@ -75,6 +77,7 @@ def require_file(folder: Path, *patterns: str, remedy: str = "") -> Path:
 
 def read_yaml(file: Path, loader: Any = yaml.SafeLoader) -> dict[str, Any]:
     """Return the mapping in a file, see `parse_yaml`."""
+    check_readable(file)
     return parse_yaml(file.read_bytes(), file, loader)
 
 
@@ -117,18 +120,26 @@ def load_checkpoint(path: Path) -> Any:
             return load_file(path)
         except (SafetensorError, OSError) as error:
             raise BrokenFileError(f"{path} is not a complete safetensors file ({error}); copy it again") from None
-    check_archive(path)
+    records = list_records(path)
     from .toolkits import READERS  # here, because they import this file
 
     packages = {package for reader in READERS.values() for package in reader.packages}
     stubs: dict[str, type] = {}
-    zipped = zipfile.is_zipfile(path)  # the format since torch 1.6
     while True:  # torch names one refused class at a time
         known = [*ALLOWED, *((stub, name) for name, stub in stubs.items())]
+        storages: list[torch.UntypedStorage] = []
+
+        def keep_on_cpu(storage: Any, location: str, storages: list = storages) -> Any:
+            storages.append(storage)
+            return storage
+
         try:
             with torch.serialization.safe_globals(known), warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # about the protocol of the pickle
-                return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+                content = torch.load(path, map_location=keep_on_cpu, weights_only=True, mmap=records is not None)
+            if records is not None:
+                check_storages(storages, records)
+            return content
         except pickle.UnpicklingError as error:
             refused = REFUSED_NAME.search(str(error))
             if refused is None:
@@ -148,16 +159,64 @@ def load_checkpoint(path: Path) -> Any:
             raise BrokenFileError(f"{path} is not a complete checkpoint of PyTorch ({found}); copy it again") from None
 
 
-def check_archive(path: Path) -> None:
+def check_archive(entries: list[zipfile.ZipInfo], path: Path) -> None:
     """Raise BrokenFileError for a small zip file that would unpack to more than fits in memory."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(entry.file_size for entry in archive.infolist())
-    except (zipfile.BadZipFile, NotImplementedError, ValueError):
-        return  # not a zip file, or a broken one: opening it reports the fault
-    size = path.stat().st_size
+    size, unpacked = path.stat().st_size, sum(entry.file_size for entry in entries)
     if unpacked > MAX_COMPRESSION * size:
         raise BrokenFileError(f"{path} has {size:,} bytes and would unpack to {unpacked:,}; it was not loaded")
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz file, without pickles.
+
+    numpy reads as many bytes as a header says and ignores the rest, and with it the checksum: a header with another
+    type or shape would give other numbers. Raises BrokenFileError, and what zipfile and numpy raise for damaged files.
+    """
+    arrays = {}
+    with zipfile.ZipFile(path) as archive:
+        check_archive(archive.infolist(), path)
+        for name in archive.namelist():
+            with archive.open(name) as stream:
+                arrays[name.removesuffix(".npy")] = np.lib.format.read_array(stream, allow_pickle=False)
+                if stream.read(1):
+                    raise BrokenFileError(
+                        f"{path} is damaged: {name} has more bytes than its header says; copy it again"
+                    )
+    return arrays
+
+
+def list_records(path: Path) -> list[int] | None:
+    """Return the sizes of the storages' records in a file of torch.save, in the order of the file, without empty ones.
+
+    None for the format before torch 1.6, which is no zip file: torch checks its sizes. Raises BrokenFileError.
+    """
+    if not zipfile.is_zipfile(path):
+        return None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = sorted(archive.infolist(), key=lambda entry: entry.header_offset)
+    except (zipfile.BadZipFile, NotImplementedError, ValueError):
+        return []  # torch reports what is wrong with it
+    check_archive(entries, path)
+    for entry, following in pairwise(entries):
+        # Also true of compressed records, whose bytes torch would take for numbers.
+        if entry.header_offset + entry.file_size > following.header_offset:
+            raise BrokenFileError(f"{path}: {entry.filename} overlaps {following.filename}; copy the file again")
+    return [entry.file_size for entry in entries if RECORD_NAME.fullmatch(entry.filename) and entry.file_size]
+
+
+def check_storages(storages: list[torch.UntypedStorage], records: list[int]) -> None:
+    """Raise ValueError if a storage is not exactly the bytes of its record.
+
+    torch maps as many bytes as the pickle says from the place where the record begins, and ignores the record's size.
+    """
+    # The addresses of mapped storages have the order of their records.
+    found = [storage.nbytes() for storage in sorted(storages, key=lambda s: s.data_ptr()) if storage.nbytes()]
+    if len(found) != len(records):
+        raise ValueError(f"it has {len(records)} records for {len(found)} storages")
+    for size, held in zip(found, records, strict=True):
+        if size != held:
+            raise ValueError(f"a storage of {size:,} bytes has a record of {held:,}")
 
 
 def explain_error(error: BaseException) -> str:

@@ -11,13 +11,13 @@ import zipfile
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import BrokenFileError, InputError, ProofError, UnavailableError, one_line
 
+from .checkpoint_files import read_npz
 from .toolkit import Description
 from .vocabulary import SIDES, Vocabulary
 
@@ -88,11 +88,12 @@ def read_arrays(file: Path, vocabulary: Vocabulary) -> list[Tensor]:
     Raises InputError if an array is missing or does not fit, BrokenFileError if the file is damaged.
     """
     try:
-        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            names = [name for name in (*REQUIRED_ARRAYS, *MASKS) if name in archive]
-            arrays = {name: torch.from_numpy(archive[name]) for name in names}
+        content = read_npz(file)
+        arrays = {name: torch.from_numpy(content[name]) for name in (*REQUIRED_ARRAYS, *MASKS) if name in content}
     except FileNotFoundError:
         raise InputError(f"{file}: no such file") from None
+    except BrokenFileError:
+        raise
     except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile) as error:
         raise BrokenFileError(f"{file} is not an .npz file of numbers ({one_line(str(error))[:200]})") from None
     if missing := [name for name in REQUIRED_ARRAYS if name not in arrays]:

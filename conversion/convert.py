@@ -9,8 +9,9 @@ import torch
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, one_line, out_of_memory
-from vaswani_transformer.loading import enumerate_names
-from vaswani_transformer.model_folder import MODEL_TYPE
+from vaswani_transformer.loading import enumerate_names, load_model
+from vaswani_transformer.model_folder import MODEL_TYPE, check_readable
+from vaswani_transformer.torch_translator import TorchTranslator
 
 from .build import build_model, save_model
 from .checkpoint_files import create_folder, load_checkpoint, may_be_torch_save
@@ -39,12 +40,28 @@ def import_checkpoint(path: Path, out: Path, name: str | None = None, logits: Pa
     with create_folder(out) as folder, torch.inference_mode():
         description, model = read_model(reader, file)
         save_model(description, model, folder, reader.name, file)
+        check_result(folder, file)
         comparison = compare_with_toolkit(description, model, reader.name, file, logits)
     print(f"{reader.name}: {model.num_parameters():,} parameters")
     print(f"settings that differ from the paper's: {list_differences_from_paper(model.config)}")
     for note in description.all_notes():
         print(f"note: {note}")
     print(comparison)
+
+
+def check_result(folder: Path, checkpoint: Path) -> None:
+    """Load the written folder as its users will. Raises BrokenFileError if it is refused.
+
+    checkpoint: the file to name
+    """
+    try:
+        if (folder / "tokenizer.json").exists():
+            TorchTranslator.from_pretrained(folder, device="cpu", local_files_only=True)
+        else:  # the notes say that the checkpoint came without its vocabulary
+            load_model(folder, device="cpu")
+    except (InputError, BrokenFileError) as error:
+        reason = str(error).replace(f"{folder}/", "")  # a temporary name
+        raise BrokenFileError(f"{checkpoint} cannot be converted: its model would be refused ({reason})") from None
 
 
 def export_checkpoint(path: Path, out: Path, name: str) -> None:
@@ -83,6 +100,7 @@ def find_checkpoint(path: Path, name: str | None = None) -> tuple[Reader, Path]:
         if not index.exists():
             raise InputError(f"{path}: no such file or folder")
         path = index
+    check_readable(path)
     if name and readers[0].recognise_file:
         return readers[0], path  # whatever the file's name; `read` reports a file of another toolkit
     for reader in readers:

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from vaswani_transformer.errors import BrokenFileError
-from vaswani_transformer.loading import load_model
-from vaswani_transformer.model_folder import ModelFolder
+from vaswani_transformer.loading import as_dtype, load_model
+from vaswani_transformer.model_folder import ModelFolder, read_json_object
 
 from .layout import OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET, Sinusoids, concatenate
 from .vocabulary import SIDES
@@ -46,10 +46,11 @@ class OurModel:
         file = path / RECORD
         if file.exists():
             try:
-                content = json.loads(file.read_text(encoding="utf-8"))
+                content = read_json_object(file, "options")
                 self.toolkit, self.kept = str(content["toolkit"]), {**content["options"]}
                 self.rows = {side: int(self.kept.get(f"{side}_tokens", rows)) for side, rows in self.rows.items()}
-            except (ValueError, KeyError, TypeError) as error:
+                as_dtype(self.kept.get("dtype"))
+            except (ValueError, KeyError, TypeError, OverflowError) as error:
                 raise BrokenFileError(f"{file} is not a record of a conversion ({error})") from None
 
     def keep_all_rows(self) -> None:

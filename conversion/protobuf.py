@@ -9,12 +9,14 @@ format that both use.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vaswani_transformer.errors import BrokenFileError
+from vaswani_transformer.model_folder import check_readable
 
 FOOTER, MAGIC = 48, 0xDB4775248B80FB57
 NO_COMPRESSION = 0
@@ -45,6 +47,10 @@ class Bundle:
                 raise ValueError("big-endian")
             self.shards = int(header.get(SHARDS, 1))
             self.entries = {name.decode("utf-8"): read_entry(value) for name, value in table.items()}
+            in_order = sorted(self.entries.values(), key=lambda entry: (entry.shard, entry.offset))
+            for entry, following in pairwise(in_order):
+                if entry.shard == following.shard and entry.offset + entry.size > following.offset:
+                    raise ValueError("two variables overlap")
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise BrokenFileError(f"{index} is not a complete checkpoint index ({error}); copy it again") from None
 
@@ -54,6 +60,7 @@ class Bundle:
         shard = self.index.with_name(f"{self.index.stem}.data-{entry.shard:05d}-of-{self.shards:05d}")
         if not shard.exists():
             raise BrokenFileError(f"{shard}: no such file, but {self.index.name} refers to it")
+        check_readable(shard)
         dtype = np.dtype(TYPES[entry.dtype])
         count = math.prod(entry.shape)
         if entry.size != count * dtype.itemsize or entry.offset + entry.size > shard.stat().st_size:

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
+from vaswani_transformer.model_folder import check_readable
 
 from .checkpoint_files import find_file
 from .protobuf import parse_fields
@@ -123,6 +124,7 @@ def read_codes(path: Path) -> list[tuple[str, str]]:
 
     Raises InputError for subword-nmt 0.1, where the end of a word is a separate letter.
     """
+    check_readable(path)
     merges = []
     version_1 = True
     for number, line in enumerate(read_lines(path), start=1):
@@ -160,6 +162,7 @@ class SentencePieceModel:
     @classmethod
     def read(cls, path: Path) -> "SentencePieceModel":
         """Read a model. Raises BrokenFileError if the file is not a SentencePiece model."""
+        check_readable(path)
         model = cls(path, [])
         try:
             for number, value in parse_fields(path.read_bytes()):
@@ -182,7 +185,7 @@ class SentencePieceModel:
             raise BrokenFileError(f"{path} is not a SentencePiece model: it has no pieces")
         return model
 
-    def build_tokenizer(self, vocabulary: Vocabulary, side: str) -> Tokenizer:
+    def build_tokenizer(self, vocabulary: Vocabulary, side: str, whole: Sequence[str] = ()) -> Tokenizer:
         """Return the tokenizer of one side, with the ids that the toolkit's vocabulary gives to the pieces.
 
         Pieces that are not in the vocabulary become aliases. A token that is not in this model (a piece of the other
@@ -199,7 +202,7 @@ class SentencePieceModel:
         }
         ids |= vocabulary.add_aliases(side, [piece for piece in matchable if piece not in ids])
         if self.kind == UNIGRAM:
-            tokenizer = Tokenizer(self.build_unigram(ids, matchable, vocabulary))
+            tokenizer = Tokenizer(self.build_unigram(ids, matchable, whole, vocabulary))
         else:
             tokenizer = Tokenizer(self.build_bpe(ids, matchable, special.get("unk_token")))
         tokenizer.normalizer = self.build_normalizer()
@@ -211,6 +214,7 @@ class SentencePieceModel:
             first_letters = "|".join(f"{re.escape(s[0])}(?={re.escape(s[1:])})" for s in sorted(symbols))
             tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(first_letters), "isolated")
         tokenizer.decoder = self.build_decoder()
+        tokenizer.add_tokens([AddedToken(token, normalized=False) for token in whole])
         return vocabulary.add_post_processor(tokenizer, side)
 
     def build_normalizer(self) -> normalizers.Normalizer:
@@ -237,8 +241,14 @@ class SentencePieceModel:
         steps += [decoders.Replace(SPACE, " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         return decoders.Sequence(steps)
 
-    def build_unigram(self, ids: dict[str, int], matchable: dict[str, float], vocabulary: Vocabulary) -> models.Unigram:
-        """Return a model of the pieces with their scores; other tokens are entries that no text matches."""
+    def build_unigram(
+        self, ids: dict[str, int], matchable: dict[str, float], whole: Sequence[str], vocabulary: Vocabulary
+    ) -> models.Unigram:
+        """Return a model of the pieces with their scores; other tokens are entries that no text matches.
+
+        whole: tokens that keep their names, because the tokenizer finds them before the model; others get a space,
+            which no normalised text has and the decoder removes
+        """
         user_defined = {piece for piece, _, kind in self.pieces if kind == USER_DEFINED}
         best = max(matchable.values(), default=0.0)
         entries = [(f" {id}", 0.0) for id in range(max(ids.values()) + 1)]  # ids without a piece
@@ -248,10 +258,10 @@ class SentencePieceModel:
                 entries[id] = piece, len(piece.encode()) * best - 0.1
             elif piece in matchable:
                 entries[id] = piece, matchable[piece]
-            elif piece in special:
+            elif piece in special or piece in whole:
                 entries[id] = piece, 0.0
             else:
-                entries[id] = " " + piece, 0.0  # normalised text has no spaces; the decoder removes it
+                entries[id] = " " + piece, 0.0
         return models.Unigram(entries, unk_id=vocabulary.unknown, byte_fallback=self.byte_fallback)
 
     def build_bpe(self, ids: dict[str, int], matchable: dict[str, float], unknown: str | None) -> models.BPE:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from conftest import ENVIRONMENT, wait_until, write_lines
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from saved_model import ENGLISH, GERMAN, VOCABULARY, change_json, saved_model, trained_model, trained_tokenizer
 from training_runs import SMALL, options_of
 from transformers import AutoTokenizer
@@ -173,6 +174,21 @@ def test_n_best_and_scores_are_columns(model_folder, source, expected, capfdbina
         assert 1 <= len(mine) <= (3 if LINES[number - 1].strip() else 1)
         assert mine[0] == (pytest.approx(float(score), abs=2e-6), text)
         assert [score for score, _ in mine] == sorted((score for score, _ in mine), reverse=True)
+
+
+def test_a_line_without_finite_scores_is_named(tmp_path, refused):
+    saved_model(tmp_path / "model")
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    tensors["model.encoder.layers.0.feed_forward.fc2.bias"][:4] = 3e38  # finite in float32, infinite in the norm
+    save_file(tensors, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    write_lines(tmp_path / "text", ["", *ENGLISH])
+    options = ["--model", tmp_path / "model", "--device", "cpu"]
+    said = refused(
+        main, ["translate", *options, "--input", tmp_path / "text", "--scores", "--chunk-lines", 1], 3, "0.000000\t\n"
+    )
+    assert said.startswith("error: line 2: the model's log-probabilities are NaN or infinite") and said.count("\n") == 1
+    said = refused(main, ["score", *options, "--source", tmp_path / "text", "--target", tmp_path / "text"], 3)
+    assert re.match(r"error: target \d: the model's log-probabilities are NaN", said)
 
 
 def test_early_stopping_is_written_as_in_json(model_folder, source, monkeypatch):
@@ -428,7 +444,7 @@ def test_a_full_disk_is_named(translate, source):
 def test_a_closed_stdin_or_stdout_is_named(translate, source):
     script = [sys.executable, *SCRIPT, *translate]
     for words, close, said in (
-        ([], "<&-", "stdin cannot be read"),
+        ([], "<&-", "stdin is closed"),
         (["--input", str(source)], ">&-", "stdout is closed"),
     ):
         line = f"{shlex.join([*script, *words])} {close}"

@@ -16,9 +16,11 @@ import pytest
 import torch
 from golden import FIXTURES, change_marians_options, refusal
 from safetensors.torch import load_file, save_file
+from saved_model import change_json
 
 from conversion.__main__ import main
 from conversion.checkpoint_files import load_checkpoint
+from conversion.convert import check_result
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.loading import load_config
@@ -86,7 +88,7 @@ def test_objects_of_a_toolkit_become_stubs_without_code(tmp_path: Path):
     state = b"\x80\x02cfairseq.meters\nAverageMeter\nq\x00)\x81q\x01}q\x02X\x03\x00\x00\x00valq\x03K\x05sb."
     torch.save({"weights": torch.ones(2)}, tmp_path / "model.pt")
     with zipfile.ZipFile(tmp_path / "model.pt") as archive, zipfile.ZipFile(tmp_path / "meters.pt", "w") as changed:
-        for name in archive.namelist():
+        for name in filter(lambda name: "/data/" not in name, archive.namelist()):
             changed.writestr(name, state if name.endswith("data.pkl") else archive.read(name))
     found = load_checkpoint(tmp_path / "meters.pt")
     assert vars(found) == {"val": 5} and type(found).__module__ == "conversion.checkpoint_files"
@@ -119,6 +121,29 @@ def test_truncated_files_are_named(name: str, file: str, part: float, tmp_path: 
     assert file in refusal(refused, "--from", name.removesuffix("-spm"), place, tmp_path / "out", code=3)
 
 
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("fairseq", "checkpoint_best.pt"),
+        ("marian", "model.npz"),
+        ("marian", "vocab.yml"),
+        ("marian", "model.npz.decoder.yml"),
+        ("hf-marian", "vocab.json"),
+        ("hf-marian", "source.spm"),
+        ("hf-fsmt", "merges.txt"),
+        ("tensor2tensor", "model.ckpt-800.data-00001-of-00002"),
+    ],
+)
+def test_files_that_are_not_regular_are_not_read(name: str, file: str, tmp_path: Path, refused, copy_of):
+    """Reading a named pipe would wait for a writer."""
+    path = copy_of(name) / file
+    path.unlink()
+    os.mkfifo(path)
+    place = path if file in ("checkpoint_best.pt", "model.npz") else path.parent
+    message = refusal(refused, "--from", name, place, tmp_path / "out", code=3)
+    assert f"{path} is not a regular file" in message
+
+
 @pytest.mark.parametrize("name", ["model.npz", "model.pt"])
 def test_a_file_that_would_unpack_to_gigabytes_is_refused(name: str, tmp_path: Path, refused):
     with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -133,8 +158,8 @@ def test_a_file_that_would_unpack_to_gigabytes_is_refused(name: str, tmp_path: P
     ("module", "function", "checkpoint", "allocate"),
     [
         (torch, "load", "fairseq/checkpoint_best.pt", torch.empty),
-        (np, "load", "marian/model.npz", torch.empty),
-        (np, "load", "marian/model.npz", np.empty),
+        (np.lib.format, "read_array", "marian/model.npz", torch.empty),
+        (np.lib.format, "read_array", "marian/model.npz", np.empty),
     ],
 )
 def test_running_out_of_memory_is_no_fault_of_the_file(
@@ -143,6 +168,47 @@ def test_running_out_of_memory_is_no_fault_of_the_file(
     monkeypatch.setattr(module, function, lambda *_, **options: allocate(10**14))
     message = refusal(refused, FIXTURES / checkpoint, tmp_path / "out", code=4)
     assert message.startswith("error: out of memory: ")
+
+
+@pytest.mark.parametrize("damage", ["short", "long", "swapped", "compressed", "resized", "dtype"])
+def test_tensors_beyond_their_records_are_refused(damage: str, tmp_path: Path):
+    """torch reads as many bytes as the pickle says from where a record begins, whatever the record's size."""
+    tensors = {"a": torch.arange(64.0), "b": torch.arange(100.0), "c": torch.ones(64)}
+    original, changed = tmp_path / "original.pt", tmp_path / "changed.pt"
+    torch.save(tensors, original)
+    torch.save({name: tensor.half() for name, tensor in tensors.items()}, tmp_path / "half.pt")
+    with zipfile.ZipFile(original) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    first, second = "original/data/0", "original/data/1"
+    if damage == "short":
+        contents[first] = contents[first][:128]
+    elif damage == "long":
+        contents[first] += bytes(64)
+    elif damage == "swapped":
+        contents[first], contents[second] = contents[second], contents[first]
+    elif damage == "dtype":
+        contents["original/data.pkl"] = contents["original/data.pkl"].replace(b"FloatStorage", b"DoubleStorage")
+    elif damage == "resized":  # BININT1 64, TUPLE1: the shape of the tensor, larger than its storage
+        contents["original/data.pkl"] = contents["original/data.pkl"].replace(b"K@\x85", b"K\xff\x85")
+    compression = zipfile.ZIP_DEFLATED if damage == "compressed" else zipfile.ZIP_STORED
+    with zipfile.ZipFile(changed, "w", compression) as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+    with pytest.raises(BrokenFileError, match=re.escape(str(changed))):
+        load_checkpoint(changed)
+    assert torch.equal(load_checkpoint(original)["b"], tensors["b"])
+
+
+def test_an_array_with_more_bytes_than_its_header_says_is_refused(tmp_path: Path, refused, copy_of):
+    file = copy_of("marian") / "model.npz"
+    with zipfile.ZipFile(file) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    name = "encoder_l1_self_Wq.npy"
+    contents[name] = contents[name].replace(b"'<f4'", b"'<f2'")
+    with zipfile.ZipFile(file, "w") as archive:
+        for part, content in contents.items():
+            archive.writestr(part, content)
+    assert f"{name} has more bytes than its header says" in refusal(refused, file.parent, tmp_path / "out", code=3)
 
 
 def test_every_wrong_tensor_is_named(tmp_path: Path, refused, copy_of):
@@ -269,6 +335,14 @@ def test_a_model_without_its_vocabulary_names_the_missing_files(name, removed, n
     assert note in (out / "CONVERSION.md").read_text()
     with pytest.raises(InputError, match="out has no tokenizer.json: .* came without .*CONVERSION.md"):
         Translator.from_pretrained(out, device="cpu")
+
+
+def test_a_result_that_would_not_load_is_refused(folder: Path):
+    """Conversions end with this check."""
+    check_result(folder, Path("model.pt"))
+    change_json(folder / "config.json", vocab_size=10)
+    with pytest.raises(BrokenFileError, match=r"^model.pt cannot be converted: .* refused \(config.json: "):
+        check_result(folder, Path("model.pt"))
 
 
 # ---- arguments ---------------------------------------------------------------------------------------------------

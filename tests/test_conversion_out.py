@@ -9,14 +9,15 @@ import pytest
 import torch
 from conftest import tiny_config
 from golden import Golden, converted, golden, refusal
-from saved_model import change_json, trained_model, trained_tokenizer, untrained_model
-from transformers import MarianMTModel
+from saved_model import GERMAN, change_json, trained_model, trained_tokenizer, untrained_model
+from transformers import AutoTokenizer, MarianMTModel
 
 from conversion.__main__ import main
 from conversion.checkpoint_files import load_checkpoint
 from conversion.convert import READERS, WRITERS
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.loading import load_model
+from vaswani_transformer.tokenization import train_tokenizer
 
 
 def tensors_of(file: Path) -> dict[str, np.ndarray]:
@@ -136,6 +137,18 @@ def test_transformers_computes_the_same_logits(tmp_path: Path):
     assert generation["bad_words_ids"] == [[0], [1]]
 
 
+def test_both_tokenizers_are_written_for_transformers(tmp_path: Path):
+    model = VaswaniTransformerForConditionalGeneration(tiny_config(layer_norm_eps=1e-5, vocab_size=300))
+    model.save_pretrained(tmp_path / "ours")
+    trained_tokenizer().save_pretrained(tmp_path / "ours")
+    train_tokenizer(GERMAN, 270).save_pretrained(tmp_path / "ours" / "target_tokenizer")
+    main(["--to", "hf-marian", str(tmp_path / "ours"), str(tmp_path / "theirs")])
+    source, target = (
+        AutoTokenizer.from_pretrained(tmp_path / "theirs", subfolder=folder) for folder in ("", "target_tokenizer")
+    )
+    assert (len(source), len(target)) == (300, 270)
+
+
 @pytest.mark.parametrize("name", ["marian", "fairseq", "hf-marian", "opennmt-py", "tensor2tensor", "sockeye"])
 def test_ctranslate2_computes_the_same_scores(name: str, tmp_path: Path):
     ctranslate2 = pytest.importorskip("ctranslate2")
@@ -195,7 +208,18 @@ def test_an_edited_model_is_not_written_for_marian(field, value, tmp_path, refus
     assert field in refusal(refused, "--to", "marian", folder, tmp_path / "out")
 
 
-@pytest.mark.parametrize("record", ["{}", '{"toolkit": "marian", "options": []}', "[]", "{"])
+@pytest.mark.parametrize(
+    "record",
+    [
+        "{}",
+        '{"toolkit": "marian", "options": []}',
+        '{"toolkit": "fairseq", "options": {"dtype": "none"}}',
+        '{"toolkit": "fairseq", "options": {"source_tokens": Infinity}}',
+        "[]",
+        "{",
+        "[" * 10**5,
+    ],
+)
 def test_a_broken_record_of_a_conversion_is_named(record: str, tmp_path: Path, refused):
     folder = shutil.copytree(converted("fairseq").folder, tmp_path / "ours")
     (folder / "conversion.json").write_text(record)

@@ -3,17 +3,23 @@
 import io
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from golden import converted
-from saved_model import ENGLISH, GERMAN
+import torch
+from golden import converted, golden
+from safetensors.torch import load_file, save_file
+from saved_model import ENGLISH, GERMAN, change_json
+from transformers import MarianTokenizer
 
+from conversion.__main__ import main
 from conversion.segmentation import SentencePieceModel, find_sentencepiece, read_codes
 from conversion.toolkits import hugging_face, marian
 from conversion.toolkits.tensor2tensor import build_subword_tokenizer
 from conversion.vocabulary import Vocabulary
+from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
 
 TEXTS = [*GERMAN, *ENGLISH, "  zwei  Räume ", "ﬁne ① Ωmega 漢字 x", "", "naïve—test…", "a b"]
@@ -62,6 +68,64 @@ def test_a_typed_control_symbol_is_text():
         for typed in ("</s>", "a </s> b", "<EOS>", "<pad> </s>"):
             ids = checkpoint.tokenizer()(typed)["input_ids"]
             assert ids.count(eos) == 1 and ids[-1] == eos, (name, typed)
+
+
+def opus_folder(folder: Path, codes: list[str], two_vocabularies: bool) -> Path:
+    """Return a copy of a MarianMTModel that has language codes or separate vocabularies, as models of OPUS-MT have."""
+    shutil.copytree(golden("hf-marian"), folder)
+    source = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    tensors, shared = load_file(folder / "model.safetensors"), "model.shared.weight"
+    source |= {code: len(source) + n for n, code in enumerate(codes)}
+    tensors[shared] = torch.cat((tensors[shared], torch.ones(len(codes), tensors[shared].shape[1])))
+    bias = tensors["final_logits_bias"]
+    tensors["final_logits_bias"] = torch.cat((bias, torch.zeros(1, len(codes))), dim=1)
+    changes: dict[str, Any] = {"vocab_size": len(source), "decoder_vocab_size": len(source)}
+    if two_vocabularies:
+        words = [token for token in source if token not in ("</s>", "<unk>", "<pad>")]
+        target = source | {word: source[other] for word, other in zip(words, reversed(words), strict=True)}
+        (folder / "target_vocab.json").write_text(json.dumps(target), encoding="utf-8")
+        for side in ("encoder", "decoder"):
+            tensors[f"model.{side}.embed_tokens.weight"] = tensors[shared].clone()
+        tensors["lm_head.weight"] = tensors.pop(shared)
+        changes |= {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+        change_json(folder / "tokenizer_config.json", separate_vocabs=True)
+    (folder / "vocab.json").write_text(json.dumps(source), encoding="utf-8")
+    change_json(folder / "config.json", **changes)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+@pytest.mark.parametrize("codes", [[], [">>deu<<", ">>a<<"]])
+@pytest.mark.parametrize("two_vocabularies", [False, True])
+def test_models_of_opus_mt_keep_their_ids(codes: list[str], two_vocabularies: bool, tmp_path: Path):
+    """Codes of target languages, which are no pieces of SentencePiece, and vocabularies for each side."""
+    pytest.importorskip("sentencepiece")
+    folder = opus_folder(tmp_path / "theirs", codes, two_vocabularies)
+    main([str(folder), str(tmp_path / "ours")])
+    main([str(tmp_path / "ours"), str(tmp_path / "back"), "--to", "hf-marian"])
+    translator = Translator.from_pretrained(tmp_path / "ours", device="cpu")
+    marian, back = (MarianTokenizer.from_pretrained(path) for path in (folder, tmp_path / "back"))
+    # With separate vocabularies, MarianTokenizer takes any text in >> << for a code, known or not.
+    source, target = (folder / "inputs.txt").read_text(encoding="utf-8").split("\n")[0].split("\t")
+    for code in ["", *(f"{code} " for code in codes if not two_vocabularies)]:
+        ids, labels = marian(code + source)["input_ids"], marian(text_target=code + target)["input_ids"]
+        assert translator.tokenizer(code + source)["input_ids"] == back(code + source)["input_ids"] == ids
+        assert translator.target_tokenizer(code + target)["input_ids"] == labels
+        assert back(text_target=code + target)["input_ids"] == labels
+        decoded = translator.target_tokenizer.decode(labels, skip_special_tokens=True)
+        assert decoded == marian.decode(labels, skip_special_tokens=True) == code + target
+    theirs, ours = load_file(folder / "model.safetensors"), load_file(tmp_path / "back" / "model.safetensors")
+    assert theirs.keys() == ours.keys() and all(torch.equal(theirs[name], ours[name]) for name in theirs)
+
+
+def test_one_of_two_tokenizers_is_not_taken_for_both(tmp_path: Path):
+    folder = opus_folder(tmp_path / "theirs", [], two_vocabularies=True)
+    (folder / "target.spm").unlink()
+    main([str(folder), str(tmp_path / "ours")])
+    assert "There is no target tokenizer: target.spm is missing." in (tmp_path / "ours/CONVERSION.md").read_text()
+    with pytest.raises(InputError, match="has no tokenizer.json"):
+        Translator.from_pretrained(tmp_path / "ours", device="cpu")
 
 
 def segmented(word: str, merges: list[tuple[str, str]]) -> list[str]:

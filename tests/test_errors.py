@@ -143,6 +143,16 @@ def test_the_command_that_needs_a_missing_package_names_it(monkeypatch, refused)
     assert line.endswith(': pip install "vaswani-transformer[viz]"\n')
 
 
+@pytest.mark.parametrize("where", [">&-", "<&- >&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("statement", ["typer.echo('line')", "print('line')"])
+def test_a_command_succeeds_with_closed_streams(where, statement, tmp_path):
+    text = tmp_path / "text"
+    wrote = f"file = open({str(text)!r}, 'w'); import os; os.system('echo noise; echo noise >&2'); file.write('text')"
+    process = start(tmp_path, f"{statement}; {wrote}", where)
+    assert (process.communicate(timeout=200)[0], process.returncode) == ("", 0)
+    assert text.read_text() == "text"
+
+
 @pytest.mark.parametrize("where", ["2>&-", "<&- 2>&-", "2>/dev/full", "2>file"])
 def test_errors_never_end_up_in_stdout_or_another_file(where, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

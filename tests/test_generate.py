@@ -11,6 +11,8 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
+from vaswani_transformer import SearchSettings
+from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.modeling_vaswani_transformer import CACHE_NAME, VaswaniTransformerGenerationMixin
 
 END = 2
@@ -246,7 +248,17 @@ def test_custom_processors_and_criteria_are_applied(lively_model: ModelMaker) ->
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("num_beams", 0), ("length_penalty", float("nan")), ("early_stopping", -1)]
+    ("field", "value"),
+    [
+        ("num_beams", 0),
+        ("num_beams", 10**9),
+        ("num_return_sequences", 10**9),
+        ("num_return_sequences", 1.0),
+        ("max_length", 10**9),
+        ("max_length", 20.5),
+        ("length_penalty", float("nan")),
+        ("early_stopping", -1),
+    ],
 )
 def test_impossible_settings_are_refused(lively_model: ModelMaker, field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{field} is {value}; it must"):
@@ -260,6 +272,31 @@ def test_a_half_precision_model_translates_without_nan(lively_model: ModelMaker)
         output = lively_model(3).to(dtype).generate(**padded(sentences), **options)
         assert torch.isfinite(output.sequences_scores).all()
         assert output.sequences_scores.dtype == torch.float32
+
+
+@pytest.mark.parametrize("arguments", [{}, {"early_stopping": True}, {"num_return_sequences": 3}])
+def test_log_probabilities_that_are_nan_are_refused(lively_model: ModelMaker, arguments: dict) -> None:
+    """Also if they become NaN at a later step, or other hypotheses have finished."""
+    settings, refused = SearchSettings(**arguments), 0
+    for token in range(3, 16):
+        model = lively_model(3)
+        batch = padded(random_sentences(3, count=6, vocab_size=16, longest=9))
+        batch["input_ids"][batch["input_ids"] == token] = 15 if token == 4 else 4
+        before = beam_search(model, batch["input_ids"], batch["attention_mask"], settings)
+        model.model.decoder.embed_tokens.weight = torch.nn.Parameter(model.model.decoder.embed_tokens.weight.clone())
+        with torch.no_grad():
+            model.model.decoder.embed_tokens.weight[token] = 3e38  # NaN after this token
+        sequences, scores = beam_search(model, batch["input_ids"], batch["attention_mask"], settings)
+        nan = scores.isnan().all(dim=1)
+        assert torch.equal(scores.isnan().any(dim=1), nan)
+        assert torch.equal(scores[~nan], before[1][~nan]) and not (sequences == token)[~nan].any()
+        refused += int(nan.sum())
+        if nan.any():
+            with pytest.raises(ValueError, match=f"^source row {int(nan.nonzero()[0])}: the model's .* are NaN"):
+                model.generate(**batch, **arguments)
+        else:
+            model.generate(**batch, **arguments)
+    assert 10 < refused < 60
 
 
 def test_a_folder_without_generation_config_keeps_the_papers_search(

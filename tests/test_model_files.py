@@ -54,6 +54,15 @@ def test_a_damaged_file_is_named(folder, file, what):
         assert str(path) + " cannot be read: Is a directory" * (what == "a folder") in refusal(folder)
 
 
+@pytest.mark.parametrize("file", FILES)
+def test_files_that_are_not_regular_are_not_read(folder, file):
+    """Reading a named pipe would wait for a writer, and /dev/zero has no end."""
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        (folder / file).unlink()
+        make(folder / file)
+        assert refusal(folder).startswith(f"{folder / file} is not a regular file")
+
+
 @pytest.mark.parametrize(
     "files, said",
     [
@@ -175,6 +184,7 @@ def test_a_tokenizer_of_another_model_is_refused(folder):
         ("stop_strings", ["a"]),
         ("watermarking_config", {"greenlist_ratio": 0.5}),
         ("eos_token_id", [2, 5]),
+        ("eos_token_id", 2.0),
         ("pad_token_id", 5),
     ],
 )
@@ -301,9 +311,20 @@ def test_a_missing_folder_is_refused_without_the_network(tmp_path, monkeypatch):
             find_folder(path)
 
 
-def test_a_panic_in_tokenizers_is_an_ordinary_error(folder):
-    change_json(folder / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
-    assert "tokenizer.json is not a tokenizer (Precompiled: " in refusal(folder)
+@pytest.mark.parametrize(
+    "field, value, reason",
+    [
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}, "Precompiled: "),
+        ("pre_tokenizer", {"type": "FixedLength", "length": 0}, "chunk size must be non-zero"),
+        ("post_processor", {"special_tokens": {}}, "no entry found for key"),
+    ],
+)
+def test_a_panic_in_tokenizers_is_an_ordinary_error(folder, field, value, reason, capfd):
+    if field == "post_processor":
+        value = json.loads((folder / "tokenizer.json").read_text())[field] | value
+    change_json(folder / "tokenizer.json", **{field: value})
+    assert f"tokenizer.json is not a tokenizer ({reason}" in refusal(folder)
+    assert capfd.readouterr().err == ""  # Rust announces a panic there
 
 
 def test_the_links_of_a_hub_cache_are_followed(model_folder, tmp_path):

@@ -41,6 +41,7 @@ from vaswani_transformer import SearchSettings
 from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.loading import load_model, load_tokenizer
 from vaswani_transformer.onnx_translator import OnnxTranslator
+from vaswani_transformer.translator import NotFiniteError
 
 pytestmark = pytest.mark.timeout(1200)  # an export takes 20 seconds of an idle processor, and minutes of a busy one
 
@@ -270,6 +271,20 @@ def test_the_check_detects_weights_that_are_nan(
         torch.nn.init.constant_(model.lm_head.weight, torch.nan)
     with pytest.raises(ProofError, match=said):
         verify(tmp_path / "model.onnx", model, precision)
+
+
+def test_a_text_without_finite_scores_is_named(exported: Path, graph: onnx.ModelProto, tmp_path: Path) -> None:
+    for body in walk_graphs(graph.graph):
+        for tensor in body.initializer:
+            if tensor.dims == [300, 32]:
+                table = onnx.numpy_helper.to_array(tensor).copy()
+                table[trained_tokenizer().convert_tokens_to_ids("z")] = 3e38
+                tensor.CopyFrom(onnx.numpy_helper.from_array(table, tensor.name))
+    shutil.copytree(exported / "onnx", tmp_path / "onnx", ignore=shutil.ignore_patterns("export.json"))
+    onnx.save(graph, tmp_path / "onnx" / "model.onnx")
+    translator = OnnxTranslator.from_pretrained(tmp_path / "onnx", device="cpu")
+    with pytest.raises(NotFiniteError, match="^text 2: the model's log-probabilities are NaN or infinite"):
+        translator.translate(["a b", "c. z"])
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,19 @@ def test_broken_files_are_named(folder: Path, tmp_path: Path, file: str, content
         OnnxTranslator.from_pretrained(tmp_path / "broken")
 
 
+def test_another_graph_is_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "other", ignore=shutil.ignore_patterns("export.json"))
+    op = GraphBuilder("other.")
+    op.Identity("input_ids", name="sequences")
+    ids, out = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT64, ["batch", "source"])
+        for name in ("input_ids", "sequences")
+    )
+    onnx.save(op.model("other", [ids], [out], []), tmp_path / "other" / "model.onnx")
+    with pytest.raises(BrokenFileError, match=r"model.onnx is not a graph .*: it has no attention_mask, early_stop"):
+        OnnxTranslator.from_pretrained(tmp_path / "other")
+
+
 def test_truncation_and_padding_of_tokenizer_json_are_ignored(tmp_path: Path) -> None:
     trained_tokenizer().save_pretrained(tmp_path)
     tokenizer = read_tokenizer(tmp_path, 300)

@@ -142,8 +142,8 @@ def test_every_sentence_of_a_text_is_translated(translator: TorchTranslator) -> 
     text = f"{ENGLISH[0]}\n\n {ENGLISH[1]}"
     assert translator.translate([text]) == ["\n\n ".join(one_by_one)]
     ((whole, _),) = split_text(text, 256, translator._encode, sentences=False)
-    expected = translator._search([whole], SearchSettings(4, 0.6))[0][0].text
-    assert translator.translate([text], split_sentences=False) == [expected]
+    (((expected,),),) = translator._search([[whole]], SearchSettings(4, 0.6))
+    assert translator.translate([text], split_sentences=False) == [expected.text]
 
 
 def test_the_longest_training_sentence_limits_the_parts(

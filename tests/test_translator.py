@@ -14,12 +14,13 @@ from tokenizers import normalizers
 from torch.nn.functional import linear
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-from vaswani_transformer import TorchTranslator, Translator
+from vaswani_transformer import TorchTranslator, Translator, cached_decoder
+from vaswani_transformer.cached_decoder import fuse_layers
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.search_vaswani_transformer import LENGTH_PENALTIES
 from vaswani_transformer.sentences_vaswani_transformer import CHARACTERS_PER_TOKEN, best_cut, split_text
 from vaswani_transformer.tokenization import train_tokenizer
-from vaswani_transformer.translator import Hypothesis
+from vaswani_transformer.translator import LOGITS_PER_TOKEN, Hypothesis, NotFiniteError
 
 SENTENCES = [*ENGLISH, *GERMAN, "a", "zwölf", "two apples, two apples, two apples", "</s> <pad>", "日本語 🙂"]
 
@@ -177,16 +178,24 @@ def test_hypotheses_of_parts_are_joined_by_rank(translator):
         assert hypothesis.score == pytest.approx(a.score + b.score, abs=1e-5)
 
 
-def test_a_part_without_a_translation_keeps_those_of_the_other_parts(translator, monkeypatch):
-    first, _, third = translator.translate(ENGLISH[:3])
-    lost, search = translator._encode(ENGLISH[1])[0], translator._search
+def overflowing_model() -> Any:
+    """Return a model whose log-probabilities are NaN for sources with a "z"."""
+    model: Any = untrained_model(share_encoder_decoder_embeddings=False).eval()
+    with torch.no_grad():
+        model.model.encoder.embed_tokens.weight[trained_tokenizer().convert_tokens_to_ids("z")] = 3e38
+    return model
 
-    def without_second(sources, settings):
-        found = search(sources, settings)
-        return [[] if source == lost else best for source, best in zip(sources, found, strict=True)]
 
-    monkeypatch.setattr(translator, "_search", without_second)
-    assert translator.translate([" ".join(ENGLISH[:3]), ENGLISH[1]]) == [f"{first}  {third}", ""]
+def test_a_text_without_finite_scores_is_named():
+    translator = TorchTranslator(overflowing_model(), trained_tokenizer())
+    good, bad = "a b", "c. z"
+    for call in (translator.translate, translator.find_hypotheses):
+        assert len(call([good, good])) == 2
+        with pytest.raises(NotFiniteError, match="^text 2: the model's log-probabilities are NaN or infinite"):
+            call([good, bad, good])
+    assert len(translator.score([good], [bad])) == 1
+    with pytest.raises(NotFiniteError, match="^target 2: the model's"):
+        translator.score([good, bad], [good, good])
 
 
 @pytest.mark.parametrize("alpha", LENGTH_PENALTIES)
@@ -202,6 +211,36 @@ def test_extreme_length_penalties_keep_long_scores_valid(alpha):
     length = len(best.tokens)
     assert length > 1000
     assert best.score == pytest.approx(-length * math.log(300) / ((5 + length) / 6) ** alpha, rel=1e-4)
+
+
+def test_batches_of_short_texts_are_bounded_by_their_logits():
+    """Each hypothesis has as many logits as the decoder has tokens, in every step."""
+    model: Any = untrained_model(decoder_vocab_size=40_000, share_encoder_decoder_embeddings=False)
+    translator, sizes = TorchTranslator(model, trained_tokenizer(), trained_tokenizer()), []
+    with model.lm_head.register_forward_hook(lambda module, inputs, logits: sizes.append(logits.numel())):
+        translator.find_hypotheses(["a"] * 50, batch_tokens=400, max_new_tokens=2)
+        assert 0.5 < max(sizes) / (400 * LOGITS_PER_TOKEN) <= 1.1
+        sizes.clear()
+        translator.score(["a"] * 50, ["a"] * 50, batch_tokens=200)
+        assert 0.5 < max(sizes) / (200 * LOGITS_PER_TOKEN) <= 1.1
+
+
+def test_weights_are_copied_once_for_all_batches(translator, monkeypatch):
+    made = []
+    monkeypatch.setattr(cached_decoder, "fuse_layers", lambda *layers: made.append(layers) or fuse_layers(*layers))
+    translator.translate(ENGLISH, batch_tokens=1)
+    assert len(made) == translator.model.config.decoder_layers
+
+
+def test_texts_of_a_million_letters_are_refused_at_once(translator):
+    text = "a" * 1_000_000
+    for call in (translator.translate, translator.find_hypotheses):
+        with pytest.raises(InputError, match="^text 2 has 1,000,000 characters; max_characters is 100,000: split"):
+            call(["a", text])
+    with pytest.raises(InputError, match="target 1 has 1,000,000 characters"):
+        translator.score("a", text)
+    with pytest.raises(InputError, match="source 1 has 9,001 tokens; at most 5,000 are scored: split it"):
+        translator.score("q" * 9000, "a")
 
 
 def test_batch_tokens_counts_padding_and_beams(translator):

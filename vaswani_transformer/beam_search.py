@@ -264,12 +264,15 @@ def beam_search(
     input_ids: Tensor,
     attention_mask: Tensor,
     settings: SearchSettings,
+    decoder: CachedDecoder | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Translate a batch; returns the tokens of `generate()` with the same settings, without the start token.
 
     input_ids, attention_mask: (batch, source), padded on the right
+    decoder: that of the model, to be shared by several batches, because it copies weights
     returns sequences (batch, num_return_sequences, length), best first, padded, without the start token, and scores
-    (batch, num_return_sequences), log P / ((5 + length) / 6)^alpha; an empty slot is padding
+    (batch, num_return_sequences), log P / ((5 + length) / 6)^alpha; an empty slot is padding. All scores of a
+    sentence are NaN if a log-probability is
     """
     device, pad, beams = input_ids.device, cast(int, model.config.pad_token_id), settings.num_beams
     scalar = functools.partial(torch.tensor, device=device)
@@ -290,7 +293,7 @@ def beam_search(
         longest=settings.max_new_tokens or input_ids.shape[1] + settings.extra_length,
         initial_live=count_initial_hypotheses(beams, target_vocab_size(model.config)),
     )
-    decoder = CachedDecoder(model)
+    decoder = decoder or CachedDecoder(model)
     rows = torch.arange(input_ids.shape[0], device=device)
     sequences = torch.full((len(rows), beams, int(memory.limits.max())), pad, device=device)
     scores = torch.full((len(rows), beams), EMPTY_SCORE, device=device)
@@ -333,13 +336,15 @@ def collect_results(state: SearchState, constants: Constants) -> tuple[Tensor, T
     conversion/onnx/single_graph.py is the same rule in ONNX operators.
     """
     live, finished = state.tokens.chunk(2, dim=1)
+    # A hypothesis with NaN stays: `topk` takes it for the best, it never finishes, and no bound is below it.
+    nan = torch.where(state.live_log_probs[:, :1].isnan(), math.nan, 0.0)
     none_finished = state.finished_scores[:, :1] <= VALID_ABOVE
     live_scores = torch.where(
         state.live_log_probs > VALID_ABOVE, state.live_log_probs / constants.penalties[state.length], EMPTY_SCORE
     )
     return (
         torch.where(none_finished[:, :, None], live, finished),
-        torch.where(none_finished, live_scores, state.finished_scores),
+        torch.where(none_finished, live_scores, state.finished_scores) + nan,
     )
 
 

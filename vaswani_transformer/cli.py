@@ -20,8 +20,9 @@ from .exit import exit_cleanly
 from .lines import check_file, open_output, read_arriving_lines, read_lines, remove_line_breaks
 from .options import Backend, BatchTokens, Device, Dtype, LengthPenalty, NumBeams
 from .programs import import_program, program_name
+from .sentences_vaswani_transformer import LONGEST_TEXT
 from .translate_file import model_sha256, translate_file
-from .translator import Hypothesis, Translator, as_texts
+from .translator import Hypothesis, NotFiniteError, Translator, as_texts
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -196,7 +197,7 @@ def translate(
         typer.Option(help="Split sentences of more tokens; default: the longest in training, or 256 if unknown."),
     ] = None,
     split_sentences: Annotated[bool, typer.Option(help="Translate the sentences of a line one by one.")] = True,
-    max_characters: Annotated[int | None, typer.Option(help="Refuse longer lines; default: no limit.")] = None,
+    max_characters: Annotated[int, typer.Option(help="Refuse longer lines.")] = LONGEST_TEXT,
     chunk_lines: Annotated[
         int, typer.Option(min=1, help="Lines that are batched together, and lost at most by an interruption.")
     ] = 2000,
@@ -236,13 +237,12 @@ def translate(
     cut = {"max_source_length": max_source_length, "split_sentences": split_sentences}
 
     def translate_lines(lines: list[str], first: int) -> Iterator[bytes]:
-        translations = translator.find_hypotheses(
-            as_texts(lines, "line", max_characters, first),
-            batch_tokens=batch_tokens,
-            progress=progress,
-            **cut,
-            **vars(settings),
-        )
+        texts = as_texts(lines, "line", max_characters, first)
+        options = {"batch_tokens": batch_tokens, "max_characters": max_characters, "progress": progress}
+        try:
+            translations = translator.find_hypotheses(texts, **options, **cut, **vars(settings))
+        except NotFiniteError as error:
+            raise NotFiniteError(error.index, "line", first) from None
         for number, hypotheses in enumerate(translations, start=first):
             if scores or num_return_sequences > 1:
                 yield from score_lines(hypotheses, number if num_return_sequences > 1 else None)
@@ -292,7 +292,7 @@ def stopping_rule(text: str) -> bool | int | str:
 
 def shows_progress_by_default(input: str, output: str) -> bool:
     """Return whether stderr is a terminal that neither input nor output shares."""
-    return input != "-" and sys.stderr.isatty() and not (output == "-" and sys.stdout.isatty())
+    return input != "-" and sys.stderr.isatty() and not (output == "-" and os.isatty(1))
 
 
 def score_lines(hypotheses: list[Hypothesis], number: int | None) -> Iterator[bytes]:

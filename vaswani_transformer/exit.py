@@ -63,7 +63,8 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
             args=arguments, prog_name=name, standalone_mode=False, help_option_names=["-h", "--help"],
             token_normalize_func=with_hyphens,
         )  # fmt: skip
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except SystemExit as stop:
         if not isinstance(stop.__context__, BrokenPipeError):
             raise
@@ -74,7 +75,7 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
         return
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except Exception as error:
+    except BaseException as error:  # a panic of a library in Rust is no Exception
         if debug:
             print_error(traceback.format_exc().rstrip())
         if isinstance(error, OSError) and error.filename is None and error.errno in FULL_DISK:
@@ -108,9 +109,14 @@ def remove_debug(arguments: list[str]) -> bool:
 
 
 def prepare_streams() -> None:
-    """Make stderr and stdout usable if stderr is closed, or a terminal cannot show a character."""
-    if sys.stderr is None:  # closed (2>&-): otherwise the next opened file gets descriptor 2 and the errors
-        discard_output(2)
+    """Make the standard streams usable if they are closed, or a terminal cannot show a character.
+
+    The next opened file would get the descriptor of a closed stream, and with it what libraries print.
+    """
+    for descriptor, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
+        if stream is None:  # closed, as by 2>&-
+            discard_output(descriptor)
+    if sys.stderr is None:
         sys.stderr = open(2, "w", closefd=False)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -221,7 +227,7 @@ def print_error(message: str) -> None:
 
 def discard_output(descriptor: int) -> None:
     """Point a file descriptor at /dev/null, so that Python's flush at exit does not fail."""
-    null = os.open(os.devnull, os.O_WRONLY)
+    null = os.open(os.devnull, os.O_RDWR)
     if null == descriptor:  # it was closed
         os.set_inheritable(descriptor, True)
     else:

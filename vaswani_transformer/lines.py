@@ -81,6 +81,8 @@ def read_lines(path: str | Path) -> Iterator[str]:
 
 def open_stdin() -> io.BufferedReader:
     """Open stdin for reading bytes. Raises InputError."""
+    if sys.stdin is None:
+        raise InputError("stdin is closed; give a file")
     try:
         os.set_blocking(0, True)  # an inherited stdin may be non-blocking; Python then takes a pause for end of file
         return io.BufferedReader(io.FileIO(0, closefd=False), 1 << 16)

@@ -6,7 +6,9 @@ settings and tokenizers that were read and checked here; transformers and PEFT r
 
 import hashlib
 import json
+import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -74,7 +76,7 @@ class ModelFolder:
         given, file = self.generation_config, self.path / "generation_config.json"
         for field in ("decoder_start_token_id", "pad_token_id", "eos_token_id"):
             value, known = given.get(field), self.config[field]
-            if value is not None and value not in (known, [known]):
+            if value is not None and json.dumps(value) not in (f"{known}", f"[{known}]"):  # 2.0 is no id
                 raise InputError(
                     f"{file}: {field} is {value}, but {known} in config.json: generate() reads the first value, "
                     "Translator and ONNX the second; set both to the same value"
@@ -215,12 +217,9 @@ def read_json_object(path: Path, *objects: str) -> dict[str, Any]:
 
     objects: fields that must be objects as well, if they are there
     """
+    check_readable(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BrokenFileError(f"{path}: no such file") from None
-    except OSError as error:
-        raise BrokenFileError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else one_line(str(error))
         reason = "it is empty" if path.stat().st_size == 0 else reason
@@ -255,9 +254,17 @@ def check_graph(graph: Path) -> None:
 
 
 def check_readable(path: Path) -> None:
-    """Raise BrokenFileError if a file cannot be opened; safetensors would call it missing, ONNX Runtime damaged."""
+    """Raise BrokenFileError if a file cannot be opened; safetensors would call it missing, ONNX Runtime damaged.
+
+    Reading a named pipe would wait for a writer, and a device such as /dev/zero may have no end.
+    """
     try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise BrokenFileError(f"{path} is not a regular file and is not read; copy or download the file again")
         path.open("rb").close()
+    except FileNotFoundError:
+        raise BrokenFileError(f"{path}: no such file") from None
     except OSError as error:
         raise BrokenFileError(f"{path} cannot be read: {error.strerror}") from None
 
@@ -419,8 +426,14 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
             f"{folder} has no tokenizer.json: the converted checkpoint came without the files of its vocabulary "
             f"(see {notes}); put them beside it and convert it again"
         )
+    check_readable(path)
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        with silence_stderr():
+            tokenizer = Tokenizer.from_file(str(path))
+            # transformers saves truncation and padding as its last call set them, and applies neither after loading.
+            tokenizer.no_padding()
+            tokenizer.no_truncation()
+            tokenizer.decode(tokenizer.encode("a").ids)  # a pre-tokenizer or post-processor may panic here
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # tokenizers raises Exception, and for a panic in Rust a subclass of BaseException
@@ -434,12 +447,26 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
             f"{path} has ids up to {largest}, but config.json has {size_field} {vocabulary}: "
             "tokenizer and model do not belong together"
         )
-    # transformers saves truncation and padding as its last call set them, and applies neither after loading.
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
     # Special tokens in a user's text are plain text.
     tokenizer.encode_special_tokens = bool(read_tokenizer_settings(folder).get("split_special_tokens", False))
     return tokenizer
+
+
+@contextmanager
+def silence_stderr() -> Iterator[None]:
+    """Discard what code outside of Python prints on stderr: where Rust panics, it does so besides raising an error."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # closed
+        yield
+        return
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def read_tokenizer_settings(folder: Path) -> dict[str, Any]:

@@ -50,7 +50,7 @@ from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vaswani_transformer import VaswaniTransformerConfig, incompatible_transformers
-from .search_vaswani_transformer import SearchSettings
+from .search_vaswani_transformer import LONGEST_OUTPUT, SearchSettings, check_number
 
 # The name of the cache in arguments of transformers' functions and in its outputs: "cache" since transformers 5.24,
 # "past_key_values" before. The methods below accept both.
@@ -727,6 +727,8 @@ class RunningSearch:
     length: int = field(init=False)  # of the sequences in this step, before its token
     tokens_read: int | None = None  # by the decoder in this step; None: unknown, as in a compiled model
     prefix_length: int = 0  # tokens in the cache before the first step
+    # Of the last step: the best live log-probabilities, and whether the sentences may improve, both (batch, 1).
+    last_step: tuple[Tensor, Tensor] | None = None
     calls: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self):
@@ -771,7 +773,15 @@ class RunningSearch:
                 raise RuntimeError(incompatible_transformers(message))
 
     def check_end(self) -> None:
-        """Raise `RuntimeError` if a method that makes the search the paper's was not called, or not in each step."""
+        """Raise `RuntimeError` if a method that makes the search the paper's was not called, or not in each step.
+
+        Raises `ValueError` if log-probabilities were NaN, which a hypothesis keeps: `topk` takes it for the best.
+        """
+        if self.last_step is not None and (nan := self.last_step[0].isnan() & self.last_step[1]).any():
+            raise ValueError(
+                f"source row {int(nan[:, 0].nonzero()[0])}: the model's log-probabilities are NaN, as in float16 when "
+                "values exceed 65,504; use float32 or bfloat16, or another checkpoint"
+            )
         steps = self.calls["SearchStep"]
         expected = {"SearchStep": max(1, steps)}
         if self.is_beam_search:
@@ -891,8 +901,9 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         setting that is None has its default value.
         early_stopping: may also be a number of tokens, see `SearchSettings.lookahead`; transformers accepts no number
             in generation_config.json.
-        Raises `ValueError` for invalid settings, naming the row for invalid sources, and `RuntimeError` if the
-        installed transformers runs the search otherwise than this class expects.
+        Raises `ValueError` for invalid settings, naming the row for invalid sources and, in beam search,
+        log-probabilities that are NaN, and `RuntimeError` if the installed transformers runs the search otherwise than
+        this class expects.
         """
         check_hooks()
         self._replace_derived_generation_config()  # if from_pretrained has not called adjust_generation_fn
@@ -908,6 +919,9 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
 
         names = (field.name for field in fields(SearchSettings))
         settings = SearchSettings.from_generation_config({name: setting(name) for name in names})
+        for name in ("num_return_sequences", "max_length"):
+            if (value := setting(name)) is not None:
+                check_number(name, value, 1, LONGEST_OUTPUT)
         if settings.early_stopping not in ("never", True, False):  # a number, which transformers does not know
             kwargs["early_stopping"] = "never"
         kwargs["attention_mask"] = mask = self._source_mask(inputs, kwargs)
@@ -1080,8 +1094,12 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         length = length if search.limits is None else search.limits.clamp(max=length)
         bound = running_beam_scores[:, :1] / gnmt_length_penalty(length, length_penalty)
         last_index = (beam_scores.shape[1] if lookahead < 0 else search.n_best) - 1
-        may_improve = (running_beam_scores[:, :1] > VALID_ABOVE) & (bound > beam_scores[:, last_index, None])
-        return is_early_stop_heuristic_unsatisfied & may_improve
+        last_score, best_live = beam_scores[:, last_index, None], running_beam_scores[:, :1]
+        # "Not below" instead of "above", so that a sentence with NaN is not done.
+        may_improve = ~((best_live <= VALID_ABOVE) | (bound <= last_score))
+        may_improve = is_early_stop_heuristic_unsatisfied & may_improve
+        search.last_step = best_live, may_improve & (last_score <= VALID_ABOVE) if lookahead < 0 else may_improve
+        return may_improve
 
     def _reorder_cache(self, cache: EncoderDecoderCache, beam_idx: torch.LongTensor) -> EncoderDecoderCache:
         if (search := _running_search.get()) is not None:

@@ -5,8 +5,10 @@
 ['Das Haus ist klein.']
 """
 
+import glob
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,7 @@ class OnnxTranslator(Translator):
         self.vocabulary: int = config["vocab_size"]
         self.pad: int = config["pad_token_id"]
         self.positions: int | None = config.get("max_position_embeddings")
+        self.target_vocabulary: int = config.get("decoder_vocab_size") or self.vocabulary
 
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -81,6 +84,7 @@ class OnnxTranslator(Translator):
         tokenizer, target_tokenizer, search = folder.tokenizer, folder.target_tokenizer, folder.search
         session = load_session(graph, device, threads)
         check_graph(graph)
+        check_interface(session, graph)
         sizes = session.get_modelmeta().custom_metadata_map  # empty unless this package exported the file
         for field, size in (("vocab_size", folder.vocab_size), ("decoder_vocab_size", folder.decoder_vocab_size)):
             if sizes.get(field, str(size)) != str(size):
@@ -91,7 +95,12 @@ class OnnxTranslator(Translator):
         translator = cls(session, tokenizer, folder.config, target_tokenizer, search, folder.trained_length)
         translator.folder, translator.load_arguments = path, (path.absolute(), device, threads, precision)
         # Warm up: the first call allocates memory and, on a GPU, selects kernels.
-        translator.generate(np.full((1, 2), translator.pad), np.ones((1, 2), np.int64), max_new_tokens=2)
+        try:
+            translator.generate(np.full((1, 2), translator.pad), np.ones((1, 2), np.int64), max_new_tokens=2)
+        except Exception as error:  # as in `load_session`
+            if out_of_memory(error):
+                raise
+            raise BrokenFileError(f"{graph} cannot be run: {one_line(str(error))[-300:]}; export it again") from None
         return translator
 
     def generate(
@@ -168,10 +177,11 @@ class OnnxTranslator(Translator):
     def _decode(self, tokens: list[int]) -> str:
         return self.target_tokenizer.decode(tokens, skip_special_tokens=True)
 
-    def _search(self, sources: list[list[int]], settings: SearchSettings) -> list[list[Hypothesis]]:
-        input_ids, mask = map(np.array, pad_rows(sources, self.pad))
-        sequences, scores = self.generate(input_ids, mask, **vars(settings))
-        return self._hypotheses(sequences.tolist(), scores.tolist())
+    def _search(self, batches: Iterable[list[list[int]]], settings: SearchSettings) -> Iterator[list[list[Hypothesis]]]:
+        for sources in batches:
+            input_ids, mask = map(np.array, pad_rows(sources, self.pad))
+            sequences, scores = self.generate(input_ids, mask, **vars(settings))
+            yield self._hypotheses(sequences.tolist(), scores.tolist())
 
 
 def graph_inputs(settings: SearchSettings) -> dict[str, np.ndarray]:
@@ -182,6 +192,17 @@ def graph_inputs(settings: SearchSettings) -> dict[str, np.ndarray]:
     }
     types = {"length_penalty": np.float32}
     return {name: np.asarray(value, types.get(name, np.int64)) for name, value in values.items()}
+
+
+def check_interface(session: Any, graph: Path) -> None:
+    """Raise BrokenFileError unless a graph has the inputs and outputs of an export with the search."""
+    expected = {"input_ids", "attention_mask", "sequences", "scores", *graph_inputs(SearchSettings())}
+    with_defaults = session.get_overridable_initializers()
+    found = {value.name for value in (*session.get_inputs(), *with_defaults, *session.get_outputs())}
+    if missing := sorted(expected - found):
+        raise BrokenFileError(
+            f"{graph} is not a graph that `export onnx` writes for translation: it has no {', '.join(missing)}"
+        )
 
 
 def onnx_file_name(precision: str | None = None) -> str:
@@ -209,7 +230,8 @@ def load_session(path: Path, device: str | None, threads: int | None) -> Any:
             f"there is {others}" if others else "`vaswani-transformer export onnx MODEL NEW_FOLDER` writes model.onnx"
         )
         raise BrokenFileError(f"{path}: no such file; {remedy}")
-    check_readable(path)
+    for file in (path, *path.parent.glob(f"{glob.escape(path.name)}.data")):
+        check_readable(file)
     providers = execution_providers(device)
     on_cuda = len(providers) > 1
     options = onnxruntime.SessionOptions()

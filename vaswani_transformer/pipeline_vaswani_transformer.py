@@ -22,7 +22,7 @@ from transformers.pipelines.base import ChunkPipeline
 from transformers.utils.hub import cached_file
 
 from .modeling_vaswani_transformer import gnmt_length_penalty
-from .sentences_vaswani_transformer import TARGET_TOKENIZER, join_texts, source_limit, split_text
+from .sentences_vaswani_transformer import LONGEST_TEXT, TARGET_TOKENIZER, join_texts, source_limit, split_text
 
 TASK = "translation"
 
@@ -117,6 +117,8 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         """Yield the encoded sentences of a text, or parts of them."""
         if not isinstance(text, str):
             raise ValueError(f"the text to translate is a str or a list of str, not {type(text).__name__}")
+        if len(text) > LONGEST_TEXT:
+            raise ValueError(f"a text has {len(text):,} characters; split it: the limit is {LONGEST_TEXT:,}")
         trained_length = getattr(self.model.generation_config, "max_source_length", None) if split_sentences else None
         limit = source_limit(max_source_length, trained_length, self.model.config.learned_positions)
         parts = list(split_text(text, limit, self._encode, split_sentences))

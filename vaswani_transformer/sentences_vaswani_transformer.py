@@ -17,6 +17,8 @@ TARGET_TOKENIZER = "target_tokenizer"
 MAX_SOURCE_LENGTH = 256
 SHORTEST_MAX_SOURCE_LENGTH = 8  # a character takes up to four tokens, </s> one
 LONGEST_MAX_SOURCE_LENGTH = 1_000_000  # of models with sinusoids, which have no last position
+# Characters of a text, unless a call allows more: a line of a million letters would take minutes.
+LONGEST_TEXT = 100_000
 # To find the cut in a long sentence, tokenise this many characters per allowed token: at first, and at most.
 CHARACTERS_PER_TOKEN = (6, 32)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,13 +14,24 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from .beam_search import beam_search
+from .cached_decoder import CachedDecoder
 from .errors import InputError, as_input_errors
 from .loading import load_model, wrap_tokenizer
 from .model_folder import ModelFolder, find_folder
-from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration, target_vocab_size
 from .search_vaswani_transformer import SearchSettings, check_number, refuse_settings_of_generate
 from .sentences_vaswani_transformer import TARGET_TOKENIZER
-from .translator import LARGEST_COUNT, Hypothesis, Translator, as_texts, batches_by_length, pad_rows, show_progress
+from .translator import (
+    LARGEST_COUNT,
+    LOGITS_PER_TOKEN,
+    Hypothesis,
+    NotFiniteError,
+    Translator,
+    as_texts,
+    batches_by_length,
+    pad_rows,
+    show_progress,
+)
 
 if TYPE_CHECKING:
     from peft import PeftMixedModel, PeftModel
@@ -31,6 +42,9 @@ NOT_IN_LAYERS = ("LILY", "POLY", "SHADOW", "XLORA")
 # Methods that generate() does not apply either: prefixes take the place of its cache, and PEFT wrote the other two for
 # decoders without an encoder.
 NOT_IN_GENERATE = ("CARTRIDGE", "PREFIX_TUNING", "SHADOW", "XLORA")
+
+
+LONGEST_SCORED = 5000  # tokens; time and memory grow with the square, because no text is split
 
 
 @dataclass(frozen=True)
@@ -75,6 +89,7 @@ class TorchTranslator(Translator):
             self.search = SearchSettings.from_generation_config(settings)
         self.trained_length = settings.get("max_source_length")
         self.positions, self.pad = model.config.learned_positions, cast(int, model.config.pad_token_id)
+        self.target_vocabulary = target_vocab_size(model.config)
 
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -116,11 +131,14 @@ class TorchTranslator(Translator):
     def _decode(self, tokens: list[int]) -> str:
         return cast(str, self.target_tokenizer.decode(tokens, skip_special_tokens=True))
 
-    def _search(self, sources: list[list[int]], settings: SearchSettings) -> list[list[Hypothesis]]:
-        batch = self._batch(sources)
-        with torch.inference_mode():
-            sequences, scores = beam_search(self.model, batch["input_ids"], batch["attention_mask"], settings)
-        return self._hypotheses(sequences.tolist(), scores.tolist())
+    def _search(self, batches: Iterable[list[list[int]]], settings: SearchSettings) -> Iterator[list[list[Hypothesis]]]:
+        decoder = CachedDecoder(self.model)  # copies weights, which the model may change before the next call
+        for sources in batches:
+            batch = self._batch(sources)
+            with torch.inference_mode():
+                found = beam_search(self.model, batch["input_ids"], batch["attention_mask"], settings, decoder)
+            sequences, scores = (tensor.tolist() for tensor in found)
+            yield self._hypotheses(sequences, scores)
 
     def score(
         self,
@@ -132,7 +150,8 @@ class TorchTranslator(Translator):
     ) -> list[ForcedDecoding]:
         """Compute the log-probability of every token of given translations (forced decoding); no text is split.
 
-        Raises InputError if the numbers of texts differ or a text has more tokens than the model has positions.
+        Raises InputError if the numbers of texts differ or a text has more tokens than 5,000 or the model's positions,
+        and NotFiniteError naming the translation with a log-probability that is not finite.
         """
         sources, targets = as_texts(sources, "source"), as_texts(targets, "target")
         if len(sources) != len(targets):
@@ -147,12 +166,21 @@ class TorchTranslator(Translator):
             for number, ids in enumerate(side, start=1):
                 if self.positions is not None and len(ids) > self.positions:
                     raise InputError(f"{kind} {number} has {len(ids)} tokens; the model has {self.positions} positions")
-        lengths = [max(len(source), len(target)) for source, target in zip(source_ids, target_ids, strict=True)]
+                if len(ids) > LONGEST_SCORED:
+                    raise InputError(
+                        f"{kind} {number} has {len(ids):,} tokens; at most {LONGEST_SCORED:,} are scored: split it"
+                    )
+        logits = max(1, self.target_vocabulary // LOGITS_PER_TOKEN)  # of each target token
+        lengths = [
+            max(len(source), len(target) * logits) for source, target in zip(source_ids, target_ids, strict=True)
+        ]
         decodings: dict[int, ForcedDecoding] = {}
         with show_progress(progress, "scoring", len(sources)) as advance:
             for batch in batches_by_length(lengths, batch_tokens):
                 forced = self._log_probabilities([source_ids[i] for i in batch], [target_ids[i] for i in batch])
                 for i, log_probabilities in zip(batch, forced, strict=True):
+                    if not all(map(math.isfinite, log_probabilities)):
+                        raise NotFiniteError(i, "target")
                     decodings[i] = ForcedDecoding(target_ids[i], log_probabilities)
                 advance(len(batch))
         return [decodings[i] for i in range(len(sources))]

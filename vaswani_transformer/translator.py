@@ -7,17 +7,18 @@
 Nothing here needs torch: `torch_translator.py` runs the search with torch, `onnx_translator.py` with ONNX Runtime.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from .errors import InputError, as_input_errors
+from .errors import BrokenFileError, InputError, as_input_errors
 from .lines import check_unicode
 from .search_vaswani_transformer import SearchSettings, check_number
-from .sentences_vaswani_transformer import join_texts, source_limit, split_text
+from .sentences_vaswani_transformer import LONGEST_TEXT, join_texts, source_limit, split_text
 
 if TYPE_CHECKING:  # imported where they are used: either backend works without the other
     from .onnx_translator import OnnxTranslator
@@ -25,6 +26,8 @@ if TYPE_CHECKING:  # imported where they are used: either backend works without 
 
 BACKENDS = ("torch", "onnx")
 LARGEST_COUNT = 1_000_000_000  # of batch_tokens and max_characters
+# Of a batch: in every step, each hypothesis has the logits of the whole vocabulary, whatever the length of its source.
+LOGITS_PER_TOKEN = 4096
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,20 @@ class Hypothesis:
 
     def __repr__(self) -> str:
         return f"<{self.text!r}, score {self.score:.4f}, {len(self.tokens)} tokens>"
+
+
+class NotFiniteError(BrokenFileError):
+    """The model's log-probabilities of a text are NaN or infinite, so that no translation has a score.
+
+    index: of the text, from 0.  kind, first: see `as_texts`
+    """
+
+    def __init__(self, index: int, kind: str, first: int = 1):
+        super().__init__(
+            f"{kind} {first + index}: the model's log-probabilities are NaN or infinite, as in float16 when values "
+            "exceed 65,504; use float32 or bfloat16, or another checkpoint"
+        )
+        self.index = index
 
 
 @dataclass(frozen=True)
@@ -63,6 +80,7 @@ class Translator(ABC):
     trained_length: int | None  # tokens of the longest source sentence of the training; None: unknown
     positions: int | None  # number of learned positions; None: no maximum
     pad: int
+    target_vocabulary: int  # number of the decoder's tokens
 
     @overload
     @classmethod
@@ -126,8 +144,8 @@ class Translator(ABC):
         """Return the text of token ids, without special tokens."""
 
     @abstractmethod
-    def _search(self, sources: list[list[int]], settings: SearchSettings) -> list[list[Hypothesis]]:
-        """Return at most `num_return_sequences` hypotheses for each source of a batch, best first."""
+    def _search(self, batches: Iterable[list[list[int]]], settings: SearchSettings) -> Iterator[list[list[Hypothesis]]]:
+        """Yield for each batch at most `num_return_sequences` hypotheses for each of its sources, best first."""
 
     def _hypotheses(self, sequences: list[list[list[int]]], scores: list[list[float]]) -> list[list[Hypothesis]]:
         """Convert the search's token ids (batch, n, length) and scores (batch, n); skip empty slots."""
@@ -156,6 +174,7 @@ class Translator(ABC):
         texts: str | Sequence[str],
         *,
         batch_tokens: int = 8192,
+        max_characters: int = LONGEST_TEXT,
         max_source_length: int | None = None,
         split_sentences: bool = True,
         progress: bool = False,
@@ -163,7 +182,9 @@ class Translator(ABC):
     ) -> list[list[Hypothesis]]:
         """Translate texts and return the best hypotheses of each, with their scores and tokens, best first.
 
-        batch_tokens: maximum number of source tokens, padding included, times beams in a batch; limits memory use.
+        batch_tokens: maximum number of source tokens, padding included, times beams in a batch; limits memory use. A
+            sentence counts as at least one token for every 4,096 tokens of the target vocabulary, for its logits.
+        max_characters: refuse longer texts.
         max_source_length: split sentences of more tokens (default: the length of the longest training sentence, or 256
             if unknown; 256 for whole texts).
         split_sentences: translate the sentences of a text one by one, as models are trained, and join the translations
@@ -172,9 +193,9 @@ class Translator(ABC):
         search: changes of the settings in generation_config.json, such as `num_beams=8`: fields of SearchSettings.
 
         Returns at most `num_return_sequences` hypotheses (default: 1) and at least one for each text, in order. Raises
-        InputError.
+        InputError, and NotFiniteError naming the text whose translations have no finite score.
         """
-        texts = as_texts(texts, "text")
+        texts = as_texts(texts, "text", max_characters)
         settings = self.change_search(**search)
         with as_input_errors():
             limit = source_limit(max_source_length, self.trained_length if split_sentences else None, self.positions)
@@ -187,12 +208,16 @@ class Translator(ABC):
                     parts.append(Part(number, source, separator))
                     advance(1)
         found: list[list[Hypothesis]] = [[] for _ in parts]
-        batches = batches_by_length([len(part.source) * settings.num_beams for part in parts], batch_tokens)
+        shortest = self.target_vocabulary // LOGITS_PER_TOKEN
+        lengths = [max(len(part.source), shortest) * settings.num_beams for part in parts]
+        batches = list(batches_by_length(lengths, batch_tokens))
+        searched = self._search(([parts[i].source for i in batch] for batch in batches), settings)
         with show_progress(progress, "translating", len(parts)) as advance:
-            for batch in batches:
-                of_batch = self._search([parts[i].source for i in batch], settings)
+            for batch, of_batch in zip(batches, searched, strict=True):
                 for i, hypotheses in zip(batch, of_batch, strict=True):
-                    found[i] = hypotheses or [Hypothesis("", 0.0, [])]
+                    if not hypotheses or not all(math.isfinite(hypothesis.score) for hypothesis in hypotheses):
+                        raise NotFiniteError(parts[i].text_index, "text")
+                    found[i] = hypotheses
                 advance(len(batch))
 
         translations: list[list[Hypothesis]] = [[] for _ in texts]
@@ -232,22 +257,21 @@ def join_hypotheses(first: list[Hypothesis], separator: str, second: list[Hypoth
 
 
 def as_texts(
-    texts: str | Sequence[str], kind: str, max_characters: int | None = None, first_number: int = 1
+    texts: str | Sequence[str], kind: str, max_characters: int = LONGEST_TEXT, first_number: int = 1
 ) -> list[str]:
     """Return the texts as a list. Raises InputError naming the first that is too long, not a str or invalid Unicode.
 
     first_number: number of the first text in errors
     """
-    if max_characters is not None:
-        with as_input_errors():
-            check_number("max_characters", max_characters, 1, LARGEST_COUNT)
+    with as_input_errors():
+        check_number("max_characters", max_characters, 1, LARGEST_COUNT)
     texts = [texts] if isinstance(texts, str) else list(texts)
     for number, text in enumerate(texts, start=first_number):
         if not isinstance(text, str):
             raise InputError(f"{kind} {number} is a {type(text).__name__}, not a str")
-        if max_characters is not None and len(text) > max_characters:
+        if len(text) > max_characters:
             raise InputError(
-                f"{kind} {number} has {len(text):,} characters; max_characters is {max_characters:,}: shorten the "
+                f"{kind} {number} has {len(text):,} characters; max_characters is {max_characters:,}: split the "
                 "text or raise the limit"
             )
         check_unicode(text, f"{kind} {number}")

@@ -175,6 +175,8 @@ def collect_hypotheses(op: GraphBuilder, state: Values, current: Values, penalti
     live_scores = op.Div(state["live_log_probs"], op.Gather(penalties, state["length"]))
     live_scores = op.Where(op.Greater(state["live_log_probs"], VALID), live_scores, EMPTY)
     found_scores = op.Where(none_finished, live_scores, state["finished_scores"])
+    first_live = op.Slice(state["live_log_probs"], [0], [1], [1])
+    found_scores = op.Where(op.IsNaN(first_live), first_live, found_scores)
     found = op.Where(op.Unsqueeze(none_finished, [2]), live, finished)
     # Concat instead of Pad: the CUDA provider has no int64 Pad.
     longer = op.Sub(op.Shape(state["tokens"], start=2), op.Shape(current["sequences"], start=2))

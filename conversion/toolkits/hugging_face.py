@@ -8,6 +8,7 @@ that table with the other weights. A table that no longer matches the formula be
 """
 
 import re
+import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -15,12 +16,12 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tokenizers import AddedToken
 from torch import Tensor
 from transformers import FSMTForConditionalGeneration, MarianMTModel, PreTrainedModel
 
 from vaswani_transformer.errors import BrokenFileError
-from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.model_folder import TOKENIZER_FILES, read_json_object
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
 from ..checkpoint_files import load_checkpoint, require_file
 from ..folder import OurModel, write_toolkit_json
@@ -210,10 +211,8 @@ def read_marian_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[
             vocabulary.notes.append(f"There is no {side} tokenizer: {model.name} is missing.")
             continue
         vocabulary.files.append(model)
-        tokenizer = SentencePieceModel.read(model).build_tokenizer(vocabulary, side)
         codes = [token for token in vocabulary.tokens(side) if LANGUAGE_CODE.fullmatch(token)]
-        tokenizer.add_tokens([AddedToken(code, normalized=False) for code in codes])
-        vocabulary.tokenizers[side] = tokenizer
+        vocabulary.tokenizers[side] = SentencePieceModel.read(model).build_tokenizer(vocabulary, side, codes)
     return vocabulary
 
 
@@ -232,7 +231,7 @@ def write_marian(folder: OurModel, out: Path, options: Options) -> None:
             "norm_position": ("post",),
             "{encoder,decoder}_final_norm": (False,),
             "layer_norm_eps": (EPSILON,),
-            "tie_word_embeddings": (True,),
+            "tie_word_embeddings": (True,) if config.share_encoder_decoder_embeddings else (True, False),
         }
     )
     if not was_hf_marian:
@@ -243,6 +242,8 @@ def write_marian(folder: OurModel, out: Path, options: Options) -> None:
     tensors = rename_to_theirs(make_layer_rules(config.to_dict()), ours)
     separate = {ENCODER_EMBEDDING: ours[SOURCE], DECODER_EMBEDDING: ours[TARGET]}
     tensors |= {THEIR_SHARED: ours[SOURCE]} if config.share_encoder_decoder_embeddings else separate
+    if not (folder.kept["config"] if was_hf_marian else config.to_dict()).get("tie_word_embeddings", True):
+        tensors["lm_head.weight"] = ours[OUTPUT].clone()  # which may equal the decoder's embedding
     tensors["final_logits_bias"] = ours.get(OUTPUT_BIAS, torch.zeros(len(ours[TARGET]))).reshape(1, -1)
     save_file(folder.in_saved_dtype(tensors), out / "model.safetensors", metadata={"format": "pt"})
     write_toolkit_json(make_generation_settings(config), out / "generation_config.json")
@@ -251,15 +252,18 @@ def write_marian(folder: OurModel, out: Path, options: Options) -> None:
         return
     sizes = {"vocab_size": len(ours[SOURCE]), "decoder_vocab_size": len(ours[TARGET])}
     write_toolkit_json(make_marian_config(config) | sizes, out / "config.json")
-    if folder.has_tokenizer():  # MarianTokenizer needs SentencePiece models; AutoTokenizer also loads tokenizer.json
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            (out / name).write_bytes((folder.path / name).read_bytes())
+    # MarianTokenizer needs SentencePiece models; AutoTokenizer also loads tokenizer.json, from two folders if the sides
+    # have different ones.
+    for name in (*TOKENIZER_FILES, *(f"{TARGET_TOKENIZER}/{name}" for name in TOKENIZER_FILES)):
+        if (folder.path / name).exists():
+            (out / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(folder.path / name, out / name)
 
 
 def make_marian_config(config: Any) -> dict[str, Any]:
     """Return the settings of a MarianConfig, without the sizes of the vocabularies."""
     same = [*map_sizes(SIZES), *RATES]
-    same += ["activation_function", "share_encoder_decoder_embeddings"]
+    same += ["activation_function", "share_encoder_decoder_embeddings", "tie_word_embeddings"]
     same += ["eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id"]
     return {name: getattr(config, name) for name in same} | {
         "model_type": "marian",
@@ -268,7 +272,6 @@ def make_marian_config(config: Any) -> dict[str, Any]:
         "max_position_embeddings": 1024,
         "scale_embedding": True,
         "static_position_embeddings": True,
-        "tie_word_embeddings": True,
         "forced_eos_token_id": None,
     }
 

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
+from vaswani_transformer.model_folder import check_readable
 
-from ..checkpoint_files import check_archive, parse_yaml, read_yaml
+from ..checkpoint_files import parse_yaml, read_npz, read_yaml
 from ..folder import OurModel
 from ..layout import DECODER_POSITIONS, ENCODER_POSITIONS, OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, TENSOR2TENSOR
 from ..options import STACKS, Options, Reasons, show_value
@@ -92,9 +93,7 @@ def recognise(path: Path) -> bool:
 @register_reader("marian", ["*.npz"], recognise_file=recognise)
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a model.npz, whose configuration is inside or next to it."""
-    check_archive(path)
-    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name in archive.files}
+    arrays = read_npz(path)
     text = read_configuration(path, arrays.pop(CONFIG, None))
     options = Options(parse_yaml(text, path), reasons, as_flags=True)
     options.require(SUPPORTED, OFF)
@@ -133,6 +132,7 @@ def read_configuration(path: Path, inside: np.ndarray | None) -> str:
     file = path.with_name(path.name + ".yml")
     if not file.exists():
         raise InputError(f"{path} contains no {CONFIG}, and {file.name} is missing: it has the number of heads")
+    check_readable(file)
     return file.read_text(encoding="utf-8", errors="replace")
 
 
@@ -207,6 +207,7 @@ def read_tokens(file: Path, rows: int) -> list[str]:
     if file.suffix == ".fsv":
         raise InputError(f"{file}: a factored vocabulary cannot be converted")
     if file.suffix not in (".yml", ".yaml", ".json"):
+        check_readable(file)
         return list(read_lines(file))[:rows]
     # The base loader keeps every token as a string: `null`, `1.5` and `yes` are words here.
     mapping = read_yaml(file, getattr(yaml, "CBaseLoader", yaml.BaseLoader))

@@ -131,7 +131,7 @@ def read_hparams(folder: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         return json.loads(content) if isinstance(content, str) else content  # some versions save JSON in a JSON string
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BrokenFileError(f"{file} is not valid JSON ({error}); copy it again") from None
 
 
