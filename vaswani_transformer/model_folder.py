@@ -8,8 +8,9 @@ import hashlib
 import json
 import os
 import re
+import reprlib
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -48,10 +49,20 @@ OPTIMIZER = "optimizer.safetensors"
 # Entries of tokenizer_config.json that are read and published. Others name files or code, or add tokens that
 # tokenizer.json and the model do not have.
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
-TOKENIZER_SETTINGS = (
-    *SPECIAL_TOKENS, "clean_up_tokenization_spaces", "model_input_names", "model_max_length", "padding_side",
-    "split_special_tokens", "truncation_side",
-)  # fmt: skip
+SIDES = ("left", "right")
+# Each with a test of its value, and what the value must be.
+TOKENIZER_SETTINGS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **{name: (lambda value: isinstance(value, str), "a string") for name in SPECIAL_TOKENS},
+    **{name: (lambda value: value in SIDES, "left or right") for name in ("padding_side", "truncation_side")},
+    **{
+        name: (lambda value: isinstance(value, bool), "true or false")
+        for name in ("clean_up_tokenization_spaces", "split_special_tokens")
+    },
+    "model_max_length": (lambda value: type(value) in (int, float) and value > 0, "a number above 0"),
+    "model_input_names": (
+        lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value), "a list of strings"
+    ),
+}  # fmt: skip
 
 
 class ModelFolder:
@@ -476,15 +487,12 @@ def read_tokenizer_settings(folder: Path) -> dict[str, Any]:
         return {}
     content = read_json_object(path)
     settings = {name: content[name] for name in TOKENIZER_SETTINGS if content.get(name) is not None}
-    for name in SPECIAL_TOKENS:
-        token = settings.get(name)
-        if isinstance(token, dict):  # an AddedToken, as older versions of transformers saved it
-            token = settings[name] = token.get("content")
-        if not isinstance(token, str | None):
-            raise BrokenFileError(f"{path}: {name} is {token!r}; it must be a string")
-    length = settings.get("model_max_length")
-    if not isinstance(length, int | float | None) or isinstance(length, bool):
-        raise BrokenFileError(f"{path}: model_max_length is {length!r}; it must be a number")
+    for name, value in settings.items():
+        if name in SPECIAL_TOKENS and isinstance(value, dict):  # an AddedToken, as older transformers saved it
+            value = settings[name] = value.get("content")
+        fits, kind = TOKENIZER_SETTINGS[name]
+        if not fits(value):
+            raise BrokenFileError(f"{path}: {name} is {reprlib.repr(value)}; it must be {kind}")
     return settings
 
 
