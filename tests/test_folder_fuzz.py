@@ -76,8 +76,8 @@ def test_damaged_folders_are_used_or_refused(seeds: range, exported: Path, tmp_p
         found = uses(folder)
         refusals += any(isinstance(result, Exception) for result in found.values())
         assert "panicked" not in capfd.readouterr().err, f"seed {seed}: {file}"
-        if file.suffix in (".safetensors", ".onnx"):  # a hash or the header shows every change that is used
-            for name, result in found.items():
-                assert isinstance(result, Exception) or result == expected[name], f"seed {seed}: {name}, {file}"
+        if file.suffix in (".safetensors", ".onnx"):  # export.json has their hashes; torch alone reads no hash
+            for name in ("onnx", "push"):
+                assert isinstance(found[name], Exception) or found[name] == expected[name], f"seed {seed}: {name}"
         shutil.rmtree(folder)
     assert 0 < refusals < len(seeds)
