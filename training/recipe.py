@@ -91,7 +91,8 @@ class TextSettings(BaseModel):
     train: TextList = Field(
         ["train"],
         description="Training corpora in `data` (or splits of `dataset`), read in order: 'train' is train.en and "
-        "train.de (or .gz); also 'train.{language}.txt', 'a.txt,b.txt', 'pairs.tsv', 'pairs.jsonl'.",
+        "train.de (or .gz); also 'train.{language}.txt', 'a.txt,b.txt', 'pairs.tsv', 'pairs.csv', 'pairs.jsonl', "
+        "'memory.tmx'.",
     )
     validation: TextList = Field(
         ["val"],
@@ -103,6 +104,7 @@ class TextSettings(BaseModel):
     max_length_ratio: float | None = Field(
         None, ge=1, description="Drop pairs with one side more than this many times longer than the other."
     )
+    keep_codes: bool = Field(False, description="Keep the formatting codes inside segments of TMX files.")
     cache: Text | None = Field(None, description="Folder for tokenised corpora; null: output_dir/corpus.")
 
     @property
