@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from saved_model import change_json
+from transformers import AutoTokenizer
 
 from training.corpus import FILES, count_overlap, load_corpus, open_corpus
 from training.parallel_text import (
@@ -21,6 +22,7 @@ from training.parallel_text import (
     text_lines,
 )
 from training.recipe import load_recipe
+from training.tokenizer import load_for_training
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.tokenization import train_tokenizer
 
@@ -127,6 +129,19 @@ def test_control_tokens_and_characters_are_ordinary_text(tmp_path, load, tokeniz
     corpus, _ = load()
     assert texts_of(corpus, tokenizer) == [pair]
     assert (corpus.source_ids == 2).sum() == 1
+
+
+@pytest.mark.parametrize("add", ["add_tokens", "add_special_tokens"])
+def test_tokens_that_transformers_adds_are_trained_whole(tmp_path, tokenizer, recipe_for, add):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    changed = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
+    getattr(changed, add)(["<2de>"] if add == "add_tokens" else {"additional_special_tokens": ["<2de>"]})
+    changed.save_pretrained(tmp_path / "tokenizer")
+    write_both(tmp_path, ["<2de> a </s> b"], ["c"])
+    recipe, loaded = recipe_for(), load_for_training(tmp_path / "tokenizer", of_targets=True)
+    corpus = load_corpus(open_texts(recipe, ["train"]), loaded, recipe, tmp_path / "cache", lambda _: None)
+    assert corpus.source_ids[0] == len(loaded) - 1 == changed.convert_tokens_to_ids("<2de>")
+    assert (corpus.source_ids == 2).sum() == 1 and texts_of(corpus, loaded) == [("<2de> a </s> b", "c")]
 
 
 @pytest.mark.parametrize(
