@@ -36,7 +36,7 @@ from vaswani_transformer.tokenization import train_tokenizer
 pytestmark = pytest.mark.timeout(1200)  # an export takes 20 seconds of an idle processor, and minutes of a busy one
 PAD, END = 1, 2
 SYMBOLS = ["<2de>", "<2de", "__NUM__", "⟦1⟧", "{Sd}", "'s'", "日", "a<2", "__"]
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "small letters, single digits": {"lowercase": True, "split_digits": True},
     "symbols": {"symbols": SYMBOLS},
@@ -326,7 +326,7 @@ def test_an_export_with_wrong_texts_leaves_no_files(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("changes", [{}, {"lowercase": True, "split_digits": True}], ids=str)
-def test_every_unicode_character_has_the_tokens_of_tokenizers(tmp_path: Path, changes: dict[str, bool]) -> None:
+def test_every_unicode_character_has_the_tokens_of_tokenizers(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Each stands between a letter and a number, after one space, and between two spaces and a full stop."""
     halves = Halves(tmp_path, train_tokenizer([*ENGLISH, *GERMAN], 300, **changes))
     characters = [chr(number) for number in range(0x110000) if not 0xD800 <= number < 0xE000]

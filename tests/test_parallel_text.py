@@ -12,9 +12,10 @@ import pytest
 from conftest import ENVIRONMENT
 from saved_model import ENGLISH, GERMAN
 
+from training.capitals import write_capitals, write_title_case
 from training.corpus import load_corpus
 from training.languages import find_language
-from training.parallel_text import open_texts, read_sentences
+from training.parallel_text import open_texts, open_training_and_validation, read_sentences
 from training.recipe import load_recipe
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.tokenization import train_tokenizer
@@ -203,6 +204,50 @@ def test_keys_and_columns_may_be_names_of_languages(tmp_path, read):
     datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "set"))
     recipe = load_recipe(None, {"dataset": str(tmp_path / "set")})
     assert list(zip(*read_sentences(open_texts(recipe, ["train"])), strict=True)) == PAIRS
+
+
+# --- capitals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "capitals", "title"),
+    [
+        ("Two dogs run.", "en", "TWO DOGS RUN.", "Two Dogs Run."),
+        ("A man's “big” (old) dog", "en", "A MAN'S “BIG” (OLD) DOG", "A Man's “Big” (Old) Dog"),
+        ("die Straße über Österreich", "de", "DIE STRASSE ÜBER ÖSTERREICH", "Die Straße Über Österreich"),
+        ("c'est l'été", "fr", "C'EST L'ÉTÉ", "C'est L'été"),
+        ("iyi bir ışık", "tr", "İYİ BİR IŞIK", "İyi Bir Işık"),
+        ("мир дому", "ru", "МИР ДОМУ", "Мир Дому"),
+        ("<2de> see {name} at https://a.org or a_b@c.de", "en", "<2de> SEE {name} AT https://a.org OR a_b@c.de",
+         "<2de> See {name} At https://a.org Or a_b@c.de"),
+        ("日本語", "ja", "日本語", "日本語"),
+    ],
+)  # fmt: skip
+def test_sentences_are_written_in_capitals(text, language, capitals, title):
+    assert (write_capitals(text, language), write_title_case(text, language)) == (capitals, title)
+
+
+def test_a_share_of_the_training_pairs_has_copies_in_capitals(tmp_path):
+    lines = [f"word {number} of many" for number in range(4000)]
+    for language in ("en", "de"):
+        (tmp_path / f"train.{language}").write_text("\n".join([*lines, "日本", ""]))
+        (tmp_path / f"val.{language}").write_text("\n".join([*lines, ""]))
+    plain, recipe = (load_recipe(None, {"data": str(tmp_path), "capitals": share}) for share in ("0", "0.1"))
+    (text,), (validation,) = open_training_and_validation(recipe)
+    sources, targets = read_sentences([text])
+    assert sources == targets and {*sources} >= {*lines} and len(read_sentences([validation])[0]) == 4000
+    for change in (str.upper, str.title):
+        copies = {*sources} & {change(line) for line in lines}
+        assert 340 <= len(copies) <= 460  # the binomial's mean of 400 +- 3 standard deviations
+    assert len(sources) == 4001 + len([line for line in sources if line not in lines and line != "日本"])
+    assert read_sentences([text])[0] == sources
+    (unchanged,), _ = open_training_and_validation(plain)
+    assert unchanged.fingerprint() != text.fingerprint() and read_sentences([unchanged])[0] == [*lines, "日本"]
+
+
+def test_capitals_of_a_lower_cased_text_are_refused():
+    with pytest.raises(InputError, match="capitals is 0.1, but lowercase is true"):
+        load_recipe(None, {"capitals": "0.1", "lowercase": "true"})
 
 
 # --- TMX -----------------------------------------------------------------------------------------------------------

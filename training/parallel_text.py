@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, groupby, islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, cast
+from zlib import crc32
 
 from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.lines import (
@@ -20,6 +21,7 @@ from vaswani_transformer.lines import (
 from vaswani_transformer.model_folder import files_sha256
 
 from . import demo_corpus
+from .capitals import write_capitals, write_title_case
 from .languages import find_language, find_languages, is_language
 from .recipe import EMBEDDED, TextSettings
 from .tmx import read_units
@@ -65,8 +67,12 @@ def open_training_and_validation(settings: TextSettings) -> tuple[list[ParallelT
     """Open the texts to train on and to validate with, which may be a part of the training texts."""
     texts = open_texts(settings, settings.train)
     if holds_out_validation(settings):
-        return [_part(text, False) for text in texts], [_part(text, True) for text in texts]
-    return texts, open_texts(settings, settings.validation)
+        training, validation = [_part(text, False) for text in texts], [_part(text, True) for text in texts]
+    else:
+        training, validation = texts, open_texts(settings, settings.validation)
+    if settings.capitals:
+        training = [_with_capitals(text, settings.capitals, settings.languages) for text in training]
+    return training, validation
 
 
 def holds_out_validation(settings: TextSettings) -> bool:
@@ -101,6 +107,32 @@ def _part(text: ParallelText, held_out: bool) -> ParallelText:
 
     kind = "only" if held_out else "without"
     return ParallelText(text.name, chunks, lambda: f"{text.fingerprint()} {kind} every {HELD_OUT_EVERY}th pair")
+
+
+def _with_capitals(text: ParallelText, share: float, languages: tuple[str, str]) -> ParallelText:
+    """Return a text with copies of some pairs in capitals, and of some in title case.
+
+    Without them a model translates headlines badly; OpusTrainer makes them for Firefox's models. The choice depends on
+    the pair alone, so that runs with other seeds share the tokenised text. A source that does not change has no copy.
+    """
+    changes = {b"capitals": write_capitals, b"title case": write_title_case}
+
+    def copies(chunk: Chunk) -> Iterator[Pair]:
+        for line, *pair in zip(chunk.lines, chunk.sources, chunk.targets, strict=True):
+            source, target = map(clean_text, pair)
+            for name, change in changes.items():
+                if crc32(f"{source}\t{target}".encode(), crc32(name)) < share * 2**32:
+                    copy = change(source, languages[0])
+                    if target and copy != source:
+                        yield line, copy, change(target, languages[1])
+
+    def chunks() -> Iterator[Chunk]:
+        for chunk in text.chunks():
+            yield chunk
+            yield from _chunks(copies(chunk))
+
+    name = f"{text.name} and {share:g} in capitals"
+    return ParallelText(name, chunks, lambda: f"{text.fingerprint()} capitals {share}")
 
 
 def clean_text(text: str | None) -> str:
