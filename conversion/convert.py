@@ -74,12 +74,14 @@ def export_checkpoint(path: Path, out: Path, name: str) -> None:
     options = Options(folder.config.to_dict(), Reasons(f"{path} (to {name})"))
     with create_folder(out) as new, torch.inference_mode():
         options.require({"d_k": (None,), "d_v": (None,)})  # d_model / heads
-        WRITERS[name](folder, new, options)
+        notes = WRITERS[name](folder, new, options) or []
         options.reasons.raise_if_any()  # the folder is deleted
         if folder.toolkit == name and folder.originals.is_dir():  # the vocabularies, byte for byte
             for file in sorted(folder.originals.iterdir()):
                 shutil.copyfile(file, new / file.name)
     print(f"{name}: {folder.model.num_parameters():,} parameters")
+    for note in notes:
+        print(f"note: {note}")
 
 
 def find_checkpoint(path: Path, name: str | None = None) -> tuple[Reader, Path]:

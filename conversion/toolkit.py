@@ -50,8 +50,8 @@ class Description:
 Read = Callable[[Path, Reasons], Description]
 # Writes a model folder as a checkpoint in a new folder. The options are the fields of our configuration: a writer
 # checks that the toolkit supports them, and adds other reasons why it cannot represent the model. If there are reasons,
-# convert.py deletes the new folder.
-Write = Callable[[OurModel, Path, Options], None]
+# convert.py deletes the new folder. It may return notes for the users of the checkpoint, which convert.py prints.
+Write = Callable[[OurModel, Path, Options], list[str] | None]
 
 
 @dataclass(frozen=True)

@@ -269,14 +269,18 @@ def test_score_needs_as_many_translations_as_sources(model_folder, parallel, sou
 def test_tokenizer_trains_a_folder_that_autotokenizer_loads(parallel, tmp_path, capsys, refused):
     files = [str(file) for file in parallel]
     folder = tmp_path / "new" / "tokenizer"
-    main(["tokenizer", *files, "--vocab-size", "300", "--output", str(folder)])
+    symbols = ["--symbol", "<2de>", "--symbol", "<2en>"]
+    main(["tokenizer", *files, "--vocab-size", "300", "--output", str(folder), *symbols])
     assert "300 entries" in capsys.readouterr().err
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     assert len(tokenizer) == 300 and tokenizer("</s>")["input_ids"].count(2) == 1
+    assert tokenizer("<2en><2de>")["input_ids"] == [299, 298, 2]
     assert [path.name for path in folder.parent.iterdir()] == ["tokenizer"]
 
     new = tmp_path / "big"
+    (tmp_path / "pairs.tsv.gz").touch()
     for words, named in [
+        ([tmp_path / "pairs.tsv.gz", "--output", new], "is not plain text; `train` trains a tokenizer on .tsv files"),
         ([*files, "--vocab-size", "300", "--output", folder], "is not empty"),
         ([*files, "--vocab-size", "300", "--output", files[0]], "is a file"),
         ([*files, "--vocab-size", "9000", "--output", new], "vocab_size 9000 is larger"),

@@ -167,6 +167,19 @@ def test_ctranslate2_computes_the_same_scores(name: str, tmp_path: Path):
         assert a.tolist() == pytest.approx(b, abs=2e-4)  # its float32 kernels; a wrong table is off by 3e-3 to 5e-2
 
 
+def test_opennmt_py_says_what_the_source_text_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Its own models do not end a source with `</s>`; ours do, and it appends none."""
+    sizes = {"decoder_attention_heads": 4, "decoder_ffn_dim": 24}
+    model = untrained_model(norm_position="pre", encoder_final_norm=True, decoder_final_norm=True, **sizes)
+    model.save_pretrained(tmp_path / "ours")
+    trained_tokenizer().save_pretrained(tmp_path / "ours")
+    note = "note: The sources of this model end in </s>, which OpenNMT-py does not add"
+    for folder, expected in ((tmp_path / "ours", True), (converted("opennmt-py").folder, False)):
+        capsys.readouterr()
+        main(["--to", "opennmt-py", str(folder), str(tmp_path / f"out {expected}")])
+        assert (note in capsys.readouterr().out) == expected
+
+
 def test_all_unsupported_settings_of_a_target_are_listed(tmp_path: Path, refused):
     trained_model().save_pretrained(tmp_path / "paper")
     trained_tokenizer().save_pretrained(tmp_path / "paper")

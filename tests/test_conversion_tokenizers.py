@@ -220,6 +220,32 @@ def test_marians_vocabularies_are_cut_at_the_models_rows(tmp_path: Path):
         assert marian.read_tokens(tmp_path / name, 3) == ["</s>", "<unk>", "a"]
 
 
+@pytest.mark.parametrize("form", ['"{}": {}', "'{}': {}", "{}: {}"], ids=["double", "single", "plain"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_marians_vocabularies_may_have_any_character(form: str, end: str, tmp_path: Path):
+    """Vocabularies of crawled text, such as OPUS-MT's, have control characters and Unicode's line breaks unescaped."""
+    odd = [
+        *map(chr, range(1, 9)),
+        *map(chr, range(11, 32)),
+        *map(chr, range(127, 160)),
+        *"\u2028\u2029\ufeff\uffff\xad",
+    ]
+    odd.remove("\r")  # at the end of a line, Marian drops it
+    tokens = ["</s>", "<unk>", *odd, *(f"▁a{character}b" for character in odd), "🙂", "▁null", "▁日"]
+    lines = [form.format(token, id) for id, token in enumerate(tokens)]
+    (tmp_path / "v.yml").write_bytes("".join(line + end for line in lines).encode())
+    assert marian.read_tokens(tmp_path / "v.yml", len(tokens)) == tokens
+    (tmp_path / "v.txt").write_bytes("".join(token + end for token in tokens).encode())
+    assert marian.read_tokens(tmp_path / "v.txt", len(tokens)) == tokens
+
+
+def test_marians_vocabularies_may_escape_characters(tmp_path: Path):
+    text = r"""{"</s>": 0, "<unk>": 1, "\u2028": 2, "\"": 3, "\\": 4, "\u00e4": 5, "\t": 6}"""
+    for name in ("v.yml", "v.json"):
+        (tmp_path / name).write_text(text)
+        assert marian.read_tokens(tmp_path / name, 9) == ["</s>", "<unk>", "\u2028", '"', "\\", "ä", "\t"]
+
+
 def test_marians_vocabularies_must_agree_on_special_ids(tmp_path: Path):
     (tmp_path / "a.txt").write_text("</s>\n<unk>\na\n")
     (tmp_path / "b.txt").write_text("<unk>\n</s>\nb\n")

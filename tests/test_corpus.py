@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from saved_model import change_json
+from transformers import AutoTokenizer
 
 from training.corpus import FILES, count_overlap, load_corpus, open_corpus
 from training.parallel_text import (
@@ -21,6 +22,7 @@ from training.parallel_text import (
     text_lines,
 )
 from training.recipe import load_recipe
+from training.tokenizer import load_for_training
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.tokenization import train_tokenizer
 
@@ -108,7 +110,7 @@ CHARACTERS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_s
 @given(st.lists(st.tuples(CHARACTERS, CHARACTERS), min_size=1, max_size=8))
 def test_any_unicode_text_survives(tmp_path_factory, tokenizer, pairs):
     folder = tmp_path_factory.mktemp("any")
-    pairs = [tuple(side.replace("\n", " ") for side in pair) for pair in pairs]
+    pairs = [tuple(re.sub("[\r\n]", " ", side) for side in pair) for pair in pairs]
     write_both(folder, [english for english, _ in pairs], [german for _, german in pairs])
     recipe = load_recipe(None, {"data": json.dumps(str(folder))})
     expected = [tuple(side.removeprefix("\ufeff") if i == 0 else side for side in pair) for i, pair in enumerate(pairs)]
@@ -120,13 +122,26 @@ def test_any_unicode_text_survives(tmp_path_factory, tokenizer, pairs):
 
 
 @pytest.mark.parametrize(
-    "pair", [("a </s> b <pad>", "<s> c"), ("a\u2028b\x0bc\x85d\re\x1ef", "g\u202eh\x00i")], ids=["tokens", "lines"]
+    "pair", [("a </s> b <pad>", "<s> c"), ("a\u2028b\x0bc\x85d\x1ef", "g\u202eh\x00i")], ids=["tokens", "lines"]
 )
 def test_control_tokens_and_characters_are_ordinary_text(tmp_path, load, tokenizer, pair):
     write_both(tmp_path, [pair[0]], [pair[1]])
     corpus, _ = load()
     assert texts_of(corpus, tokenizer) == [pair]
     assert (corpus.source_ids == 2).sum() == 1
+
+
+@pytest.mark.parametrize("add", ["add_tokens", "add_special_tokens"])
+def test_tokens_that_transformers_adds_are_trained_whole(tmp_path, tokenizer, recipe_for, add):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    changed = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
+    getattr(changed, add)(["<2de>"] if add == "add_tokens" else {"additional_special_tokens": ["<2de>"]})
+    changed.save_pretrained(tmp_path / "tokenizer")
+    write_both(tmp_path, ["<2de> a </s> b"], ["c"])
+    recipe, loaded = recipe_for(), load_for_training(tmp_path / "tokenizer", of_targets=True)
+    corpus = load_corpus(open_texts(recipe, ["train"]), loaded, recipe, tmp_path / "cache", lambda _: None)
+    assert corpus.source_ids[0] == len(loaded) - 1 == changed.convert_tokens_to_ids("<2de>")
+    assert (corpus.source_ids == 2).sum() == 1 and texts_of(corpus, loaded) == [("<2de> a </s> b", "c")]
 
 
 @pytest.mark.parametrize(
@@ -310,7 +325,7 @@ def test_a_part_is_held_out_without_validation_text(tmp_path):
         [
             (number, pair)
             for chunk in text.chunks()
-            for number, pair in enumerate(zip(chunk.sources, chunk.targets, strict=True), chunk.first_line)
+            for number, pair in zip(chunk.lines, zip(chunk.sources, chunk.targets, strict=True), strict=True)
         ]
         for (text,) in parts
     )
@@ -397,10 +412,10 @@ def test_a_corpus_without_usable_pairs_is_refused(tmp_path, load, lines, message
     ("line", "message"),
     [
         ('{"translation": {"en": "a"}}', r"line 2: key 'de' is missing; keys there: en"),
-        ('{"translation": {"en": "a", "de": null}}', r"line 2: 'de' is null, must be text"),
         ('{"translation": {"en": "a", "de": 3}}', r"line 2: 'de' is int"),
         ('{"translation": {"en": ["a"], "de": "b"}}', r"line 2: 'en' is list"),
         ('{"translation": {"en": "a", "de": "b"', r"line 2: not JSON"),
+        ('{"translation": {"en": "a", "de": "\\ud800"}}', r"line 2: 'de': the lone surrogate '\\ud800' at character 1"),
         ('["a", "b"]', r"line 2: must be {\"translation\": {...}}, found list"),
     ],
 )
@@ -421,8 +436,7 @@ def test_a_table_row_without_a_target_is_named_by_line(tmp_path, load):
     [
         ({}, "train", re.escape("/train.en: no such file (nor train.en.gz)")),
         ({"data": "nowhere"}, "train", "there is no folder nowhere"),
-        ({}, "pairs.csv", "has an unsupported format; use NAME.tsv, .* not CSV, and not stdin"),
-        ({}, "-", "has an unsupported format; use NAME.tsv, .* not CSV, and not stdin"),
+        ({}, "-", "a corpus cannot be read from stdin; use NAME.tsv, .*NAME.tmx"),
         ({"data": "embedded", "target_language": "fr"}, "test", r"is English and German \(en, de\), not en to fr"),
     ],
 )

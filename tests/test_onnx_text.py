@@ -35,7 +35,13 @@ from vaswani_transformer.tokenization import train_tokenizer
 
 pytestmark = pytest.mark.timeout(1200)  # an export takes 20 seconds of an idle processor, and minutes of a busy one
 PAD, END = 1, 2
-CASES = {"plain": {}, "small letters, single digits": {"lowercase": True, "split_digits": True}}
+SYMBOLS = ["<2de>", "<2de", "__NUM__", "⟦1⟧", "{Sd}", "'s'", "日", "a<2", "__"]
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "small letters, single digits": {"lowercase": True, "split_digits": True},
+    "symbols": {"symbols": SYMBOLS},
+    "symbols in small letters": {"symbols": SYMBOLS, "lowercase": True},
+}
 # One of each kind that the tokenizer distinguishes.
 LETTERS = "abstmdrevlSTé'’ \t\n\r\0\x1c\x85\xa0\u2003\u2028019½²٣Ⅷ!.-_</>İIẞσΣǅ日本🙂\u0301\u200d\ufffd\U0010ffff"
 
@@ -87,7 +93,7 @@ class Halves:
 @pytest.fixture(scope="module")
 def halves(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Halves]:
     texts = [*ENGLISH, *GERMAN, "1987 " * 9, "it's we'll 's 1 22 333 日本日本 🙂🙂 a  b   c"] * 2
-    tokenizers = {name: train_tokenizer(texts, 300, **changes) for name, changes in CASES.items()}
+    tokenizers = {name: train_tokenizer(texts, 310, **changes) for name, changes in CASES.items()}
     return {name: Halves(tmp_path_factory.mktemp("tokenizer"), tokenizer) for name, tokenizer in tokenizers.items()}
 
 
@@ -100,7 +106,8 @@ def test_tokens_equal_those_of_tokenizers_in_any_batch(halves: dict[str, Halves]
     halves[case].check_ids(["", "", ""])
     chance = random.Random(0)
     for longest in (2, 4, 8, 30):
-        texts = ["".join(chance.choices(LETTERS, k=chance.randint(0, longest))) for _ in range(100)]
+        letters = [*LETTERS, *SYMBOLS, "__num__"]
+        texts = ["".join(chance.choices(letters, k=chance.randint(0, longest))) for _ in range(100)]
         halves[case].check_ids(texts)
 
 
@@ -177,7 +184,8 @@ UNSUPPORTED: list[tuple[list[str], Any, str]] = [
     (["decoder"], {"type": "Metaspace"}, "decoder Metaspace"),
     (["post_processor"], None, "post_processor"),
     (["post_processor", "special_tokens", "</s>", "ids"], [2, 2], "post_processor"),
-    (["added_tokens"], [{"id": 2, "content": "zz", "special": False}], "added_tokens ['zz']"),
+    (["added_tokens"], [{"id": 2, "content": "zz", "special": False, "lstrip": True}], "'zz' with lstrip"),
+    (["added_tokens"], [{"id": 2, "content": "z\nz", "special": False}], "with a line feed"),
     (["split_special_tokens"], False, "split_special_tokens"),
     (["clean_up_tokenization_spaces"], True, "clean_up_tokenization_spaces"),
 ]
@@ -318,7 +326,7 @@ def test_an_export_with_wrong_texts_leaves_no_files(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("changes", [{}, {"lowercase": True, "split_digits": True}], ids=str)
-def test_every_unicode_character_has_the_tokens_of_tokenizers(tmp_path: Path, changes: dict[str, bool]) -> None:
+def test_every_unicode_character_has_the_tokens_of_tokenizers(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Each stands between a letter and a number, after one space, and between two spaces and a full stop."""
     halves = Halves(tmp_path, train_tokenizer([*ENGLISH, *GERMAN], 300, **changes))
     characters = [chr(number) for number in range(0x110000) if not 0xD800 <= number < 0xE000]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,11 +61,19 @@ def in_python(folder: Path) -> Tokenizer:
     return tokenizer
 
 
+SYMBOLS = ["<2de>", "<2de", "__NUM__", "⟦1⟧", "a.b", "sn"]
+
+
+@pytest.mark.parametrize("symbols", [[], SYMBOLS])
 @pytest.mark.parametrize(("split_digits", "lowercase"), [(False, False), (True, False), (False, True)])
-def test_texts_have_the_same_tokens_as_in_python(tmp_path: Path, split_digits: bool, lowercase: bool) -> None:
+def test_texts_have_the_same_tokens_as_in_python(
+    tmp_path: Path, split_digits: bool, lowercase: bool, symbols: list[str]
+) -> None:
     lines = odd_lines(600)
+    lines += [f"{symbol} {line}{symbol}{symbol}" for symbol, line in zip(SYMBOLS * 20, lines, strict=False)]
     corpus = (GERMAN + ENGLISH + lines) * 2
-    train_tokenizer(corpus, 900, split_digits=split_digits, lowercase=lowercase).save_pretrained(tmp_path)
+    settings: dict[str, Any] = {"split_digits": split_digits, "lowercase": lowercase, "symbols": symbols}
+    train_tokenizer(corpus, 900, **settings).save_pretrained(tmp_path)
     encodings = in_python(tmp_path).encode_batch(lines)
     ids = [encoding.ids for encoding in encodings]
     assert max(map(max, ids)) > 800, "merges are used"

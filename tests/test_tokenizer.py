@@ -14,6 +14,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
+from vaswani_transformer.loading import load_tokenizer
+from vaswani_transformer.model_folder import read_tokenizer
 from vaswani_transformer.tokenization import train_tokenizer
 
 CONTROL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -88,6 +90,62 @@ def test_a_lowercase_tokenizer_lowercases_its_input(tmp_path):
         assert loaded(text)["input_ids"] == loaded(text.lower())["input_ids"]
         assert loaded.decode(loaded(text)["input_ids"], skip_special_tokens=True) == text.lower()
         assert large.decode(large(text)["input_ids"], skip_special_tokens=True) == text
+
+
+# Placeholders, tags and language codes of real corpora, and texts around them.
+SYMBOLS = ["<2de>", ">>deu<<", "__NUM__", "⟦1⟧", "{name}", "<br/>", "__NUM__2"]
+SYMBOL_TEXTS = [
+    ("<2de> The house is small.", ["<2de>"]),
+    (">>deu<< The house is small.", [">>deu<<"]),
+    ("I have __NUM__ houses and__NUM__2.", ["__NUM__", "__NUM__2"]),
+    ("Dear {name} {name},<br/>see ⟦1⟧", ["{name}", "{name}", "<br/>", "⟦1⟧"]),
+    ("a </s> b <pad><2de", []),
+]
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_symbols_stay_whole_and_control_tokens_stay_text(tmp_path, lowercase):
+    trained = train_tokenizer([*TEXTS, *["<2de> house"] * 50], 300, lowercase=lowercase, symbols=SYMBOLS)
+    assert len(trained) == 300
+    assert not any(part in token for token in trained.get_vocab() if token not in SYMBOLS for part in ("2de", "<2"))
+    trained.save_pretrained(tmp_path)
+    for loaded in (AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=False), load_tokenizer(tmp_path)):
+        for text, expected in SYMBOL_TEXTS:
+            ids = loaded(text)["input_ids"]
+            tokens = loaded.convert_ids_to_tokens(ids)
+            change = str.lower if lowercase else str
+            assert [t for t in tokens if t in map(change, SYMBOLS)] == [*map(change, expected)] and ids.count(2) == 1
+            assert loaded.decode(ids, skip_special_tokens=True) == change(text)
+
+
+@pytest.mark.parametrize("add", ["add_tokens", "add_special_tokens"])
+def test_tokens_that_transformers_adds_stay_whole(tmp_path, add):
+    train_tokenizer(TEXTS, 290).save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=False)
+    if add == "add_tokens":
+        tokenizer.add_tokens(SYMBOLS)
+    else:
+        tokenizer.add_special_tokens({"additional_special_tokens": SYMBOLS})
+    tokenizer.save_pretrained(tmp_path)
+    loaded, bare = load_tokenizer(tmp_path), read_tokenizer(tmp_path)
+    loaded.save_pretrained(tmp_path / "again")
+    again = AutoTokenizer.from_pretrained(tmp_path / "again", trust_remote_code=False)
+    for text, expected in SYMBOL_TEXTS:
+        ids = loaded(text)["input_ids"]
+        assert [token for token in loaded.convert_ids_to_tokens(ids) if token in SYMBOLS] == expected
+        assert bare.encode(text).ids == again(text)["input_ids"] == ids and ids.count(2) == 1
+        assert loaded.decode(ids, skip_special_tokens=True) == bare.decode(ids) == text
+
+
+@pytest.mark.parametrize("symbol", ["", " ", "</s>", "a", "<é>", "\udc80"])
+def test_impossible_symbols_are_refused(symbol):
+    with pytest.raises(InputError, match="symbol "):
+        train_tokenizer(TEXTS, 290, symbols=["<2de>", symbol])
+
+
+def test_symbols_count_towards_the_size():
+    with pytest.raises(InputError, match="4 special tokens, 2 symbols and 256 bytes need 262"):
+        train_tokenizer(TEXTS, 261, symbols=["<2de>", "<2fr>"])
 
 
 def test_the_worked_example_of_sennrich_et_al():

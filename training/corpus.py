@@ -29,6 +29,7 @@ from .parallel_text import (
     HELD_OUT_MOST,
     Chunk,
     ParallelText,
+    clean_text,
     holds_out_validation,
     open_texts,
     open_training_and_validation,
@@ -37,7 +38,7 @@ from .parallel_text import (
 from .recipe import TextSettings, TokenizerSettings
 from .tokenizer import load_tokenizers, tokenizer_sha256
 
-FORMAT = 1
+FORMAT = 2
 VALIDATION_SHA256 = "validation sha256"  # in the state of a checkpoint
 # The files with their types, in the order of Corpus's fields; ids have the smallest type that the vocabulary allows.
 FILES = {
@@ -230,12 +231,13 @@ def tokenise(
         backend.encode_special_tokens = True
     dtype = np.dtype(np.uint16 if max(map(len, tokenizers)) <= 1 << 16 else np.uint32)
     name = " + ".join(text.name for text in texts)
-    dropped = {reason: Dropped() for reason in ("empty", "too long", "length ratio")}
+    dropped = {reason: Dropped() for reason in ("empty", "missing", "too long", "length ratio")}
+    joined = Dropped()  # pairs with a line break inside a text
     digest, read, written = hashlib.sha256(), 0, Counter()
     with ExitStack() as stack:
         files = {file: stack.enter_context((folder / file).open("wb")) for file in FILES}
         for text, chunk in ((each, chunk) for each in texts for chunk in each.chunks()):
-            pairs, lines = _usable_text(chunk, settings, dropped, f"{text.name}:" if len(texts) > 1 else "")
+            pairs, lines = _usable_text(chunk, settings, dropped, joined, f"{text.name}:" if len(texts) > 1 else "")
             ids = [
                 [encoded.ids for encoded in backend.encode_batch_fast([pair[side] for pair in pairs])]
                 for side, backend in enumerate(backends)
@@ -252,6 +254,7 @@ def tokenise(
                 say(f"{name}: {read // 1_000_000} million pairs tokenised")
     kept, source_tokens, target_tokens = (written[file] for file in ("pairs.hash", "source.ids", "target.ids"))
     report = "".join(f"; dropped {d.count} {reason} ({d})" for reason, d in dropped.items() if d.count)
+    report += f"; replaced line breaks by spaces in {joined.count} ({joined})" if joined.count else ""
     if not kept:
         raise InputError(f"{name}: none of {read} pairs can be used{report}")
     say(f"{name}: {read} pairs read, {kept} kept, {source_tokens} source and {target_tokens} target tokens{report}")
@@ -263,25 +266,30 @@ def tokenise(
         "dtype": dtype.name,
         "sha256": digest.hexdigest(),
         "dropped": {reason: asdict(d) for reason, d in dropped.items()},
+        "joined": asdict(joined),
     }
 
 
 def _usable_text(
-    chunk: Chunk, settings: TextSettings, dropped: dict[str, Dropped], prefix: str
+    chunk: Chunk, settings: TextSettings, dropped: dict[str, Dropped], joined: Dropped, prefix: str
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return the pairs of a chunk to tokenise, and their line numbers."""
+    """Return the pairs of a chunk to tokenise, and their line numbers. joined: gets the pairs with line breaks"""
     longest = CHARACTERS_PER_TOKEN * settings.max_length
     pairs, lines = [], []
-    for number, (source, target) in enumerate(zip(chunk.sources, chunk.targets, strict=True), chunk.first_line):
+    for number, source, target in zip(chunk.lines, chunk.sources, chunk.targets, strict=True):
         where = f"{prefix}{number}"
-        # Ignore surrounding spaces and line ends.
-        source, target = source.strip(), target.strip()
-        if not source or not target:
+        if source is None or target is None:
+            dropped["missing"].add(where)
+            continue
+        pair = clean_text(source), clean_text(target)
+        if not all(pair):
             dropped["empty"].add(where)
-        elif len(source) > longest or len(target) > longest:
+        elif max(map(len, pair)) > longest:
             dropped["too long"].add(where)
         else:
-            pairs.append((source, target))
+            if pair != (source.strip(), target.strip()):
+                joined.add(where)
+            pairs.append(pair)
             lines.append(where)
     return pairs, lines
 

@@ -1,19 +1,30 @@
 """Parallel text in several formats: FORMATS lists them. Errors name the file and the line."""
 
+import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, cast
+from zlib import crc32
 
 from vaswani_transformer.errors import InputError, UnavailableError
-from vaswani_transformer.lines import BYTE_ORDER_MARK, UTF_16_MARKS, decode_line, open_text
+from vaswani_transformer.lines import (
+    BYTE_ORDER_MARK,
+    UTF_16_MARKS,
+    check_unicode,
+    decode_line,
+    open_text,
+)
 from vaswani_transformer.model_folder import files_sha256
 
 from . import demo_corpus
+from .capitals import write_capitals, write_title_case
+from .languages import find_language, find_languages, is_language
 from .recipe import EMBEDDED, TextSettings
+from .tmx import read_units
 
 CHUNK = 8192  # pairs in memory at a time; a corpus' sha256 depends on it
 HELD_OUT_EVERY, HELD_OUT_MOST = 50, 2000  # pairs, if there is no validation text
@@ -21,11 +32,11 @@ HELD_OUT_EVERY, HELD_OUT_MOST = 50, 2000  # pairs, if there is no validation tex
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive pairs of a text."""
+    """Consecutive pairs of a text as they are in the file, see `clean_text`; None is no text in a language."""
 
-    first_line: int
-    sources: list[str]
-    targets: list[str]
+    lines: Sequence[int]  # the number of each pair's first line
+    sources: Sequence[str | None]
+    targets: Sequence[str | None]
 
 
 @dataclass(frozen=True)
@@ -56,8 +67,12 @@ def open_training_and_validation(settings: TextSettings) -> tuple[list[ParallelT
     """Open the texts to train on and to validate with, which may be a part of the training texts."""
     texts = open_texts(settings, settings.train)
     if holds_out_validation(settings):
-        return [_part(text, False) for text in texts], [_part(text, True) for text in texts]
-    return texts, open_texts(settings, settings.validation)
+        training, validation = [_part(text, False) for text in texts], [_part(text, True) for text in texts]
+    else:
+        training, validation = texts, open_texts(settings, settings.validation)
+    if settings.capitals:
+        training = [_with_capitals(text, settings.capitals, settings.languages) for text in training]
+    return training, validation
 
 
 def holds_out_validation(settings: TextSettings) -> bool:
@@ -85,7 +100,7 @@ def _part(text: ParallelText, held_out: bool) -> ParallelText:
                 if wanted:
                     consecutive = list(run)
                     part = slice(consecutive[0], consecutive[-1] + 1)
-                    yield Chunk(chunk.first_line + part.start, chunk.sources[part], chunk.targets[part])
+                    yield Chunk(chunk.lines[part], chunk.sources[part], chunk.targets[part])
             read += len(chunk.sources)
             if held_out and read >= end:
                 return
@@ -94,12 +109,46 @@ def _part(text: ParallelText, held_out: bool) -> ParallelText:
     return ParallelText(text.name, chunks, lambda: f"{text.fingerprint()} {kind} every {HELD_OUT_EVERY}th pair")
 
 
+def _with_capitals(text: ParallelText, share: float, languages: tuple[str, str]) -> ParallelText:
+    """Return a text with copies of some pairs in capitals, and of some in title case.
+
+    Without them a model translates headlines badly; OpusTrainer makes them for Firefox's models. The choice depends on
+    the pair alone, so that runs with other seeds share the tokenised text. A source that does not change has no copy.
+    """
+    changes = {b"capitals": write_capitals, b"title case": write_title_case}
+
+    def copies(chunk: Chunk) -> Iterator[Pair]:
+        for line, *pair in zip(chunk.lines, chunk.sources, chunk.targets, strict=True):
+            source, target = map(clean_text, pair)
+            for name, change in changes.items():
+                if crc32(f"{source}\t{target}".encode(), crc32(name)) < share * 2**32:
+                    copy = change(source, languages[0])
+                    if target and copy != source:
+                        yield line, copy, change(target, languages[1])
+
+    def chunks() -> Iterator[Chunk]:
+        for chunk in text.chunks():
+            yield chunk
+            yield from _chunks(copies(chunk))
+
+    name = f"{text.name} and {share:g} in capitals"
+    return ParallelText(name, chunks, lambda: f"{text.fingerprint()} capitals {share}")
+
+
+def clean_text(text: str | None) -> str:
+    """Return a text of any format without surrounding white space, and with a space for a line break inside it."""
+    text = (text or "").strip()
+    if "\n" not in text and "\r" not in text:
+        return text
+    return " ".join(filter(None, map(str.strip, re.split(r"[\r\n]", text))))
+
+
 def read_sentences(texts: Iterable[ParallelText]) -> tuple[list[str], list[str]]:
-    """Read all sources and targets of parallel texts, without surrounding spaces."""
+    """Read all sources and targets of parallel texts, cleaned."""
     sources, targets = [], []
     for chunk in (chunk for text in texts for chunk in text.chunks()):
-        sources += [line.strip() for line in chunk.sources]
-        targets += [line.strip() for line in chunk.targets]
+        sources += map(clean_text, chunk.sources)
+        targets += map(clean_text, chunk.targets)
     return sources, targets
 
 
@@ -111,9 +160,7 @@ def text_lines(texts: list[ParallelText]) -> Iterator[str]:
     """Yield both sides of all pairs, as training text for a tokenizer."""
     for text in texts:
         for chunk in text.chunks():
-            for line in chain(chunk.sources, chunk.targets):
-                if stripped := line.strip():
-                    yield stripped
+            yield from filter(None, map(clean_text, chain(chunk.sources, chunk.targets)))
 
 
 # ---- text files --------------------------------------------------------------------------------------------------
@@ -121,8 +168,8 @@ def text_lines(texts: list[ParallelText]) -> Iterator[str]:
 
 def open_two_files(settings: TextSettings, name: str) -> ParallelText:
     """Open two files whose lines n are translations of each other."""
-    if name == "-" or name.endswith((".csv", ".csv.gz")):
-        raise InputError(f"{name!r} has an unsupported format; use {FILE_FORMATS}; not CSV, and not stdin")
+    if name == "-":
+        raise InputError(f"a corpus cannot be read from stdin; use {FILE_FORMATS}")
     if "," in name:
         names = [part.strip() for part in name.split(",")]
         if len(names) != 2:
@@ -144,75 +191,85 @@ def _read_two_files(source: Path, target: Path) -> Iterator[Chunk]:
                 f"{source} has {counts[0]} lines, {target} has {counts[1]}: line n of one must be the translation "
                 f"of line n of the other"
             )
-        yield Chunk(read + 1, *pair)
+        yield Chunk(range(read + 1, read + 1 + len(pair[0])), *pair)
         read += len(pair[0])
-
-
-def open_tsv(settings: TextSettings, name: str) -> ParallelText:
-    """Open a file of lines `source TAB target`; further columns are ignored.
-
-    A header that contains both language codes gives the order of the columns, or else a name such as
-    `train.en-de.tsv`; without either, the first column is the source.
-    """
-    path, languages = _existing(settings, name), settings.languages
-    with open_text(path) as file:
-        first = file.readline().removeprefix(BYTE_ORDER_MARK).decode("utf-8", "replace").strip().split("\t")
-    source, target, header = 0, 1, set(languages) <= set(first)
-    if header:
-        source, target = map(first.index, languages)
-    elif re.search(rf"(^|[._-]){re.escape('-'.join(languages[::-1]))}[._-]", path.name):
-        source, target = 1, 0
-
-    def read_pair(line: str, place: str) -> tuple[str, str]:
-        cells = line.split("\t")
-        if len(cells) <= max(source, target):
-            raise InputError(f"{place}: {len(cells)} columns, expected source TAB target")
-        return cells[source], cells[target]
-
-    return ParallelText(
-        name, lambda: _read_pairs(path, read_pair, int(header)), lambda: f"{files_sha256(path)} {source} {target}"
-    )
 
 
 def open_jsonl(settings: TextSettings, name: str) -> ParallelText:
     """Open a file of lines {"translation": {"en": ..., "de": ...}}, or of the inner object."""
     path = _existing(settings, name)
 
-    def read_pair(line: str, place: str) -> tuple[str, str]:
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{place}: not JSON ({error})") from error
-        if isinstance(record, dict) and "translation" in record:
-            record = record["translation"]
-        if not isinstance(record, dict):
-            raise InputError(f'{place}: must be {{"translation": {{...}}}}, found {type(record).__name__}')
-        source, target = (_json_text(record, language, place) for language in settings.languages)
-        return source, target
+    def read_pairs() -> Iterator[Pair]:
+        for number, line in enumerate(chain.from_iterable(_blocks(path)), start=1):
+            source, target = _json_texts(line, settings.languages, f"{path} line {number}")
+            yield number, source, target
+
+    return ParallelText(name, lambda: _chunks(read_pairs()), lambda: f"{files_sha256(path)} {settings.languages}")
+
+
+def _json_texts(line: str, languages: Sequence[str], place: str) -> list[str | None]:
+    """Return the texts of a line in two languages; a blank line has none."""
+    if not line.strip():
+        return [None, None]
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{place}: not JSON ({error})") from error
+    if isinstance(record, dict) and "translation" in record:
+        record = record["translation"]
+    if not isinstance(record, dict):
+        raise InputError(f'{place}: must be {{"translation": {{...}}}}, found {type(record).__name__}')
+    texts = []
+    for language in languages:
+        key = language if language in record else _find_key(record, language)
+        if key is None:
+            raise InputError(f"{place}: key {language!r} is missing; keys there: {', '.join(record) or 'none'}")
+        text = record[key]
+        if not isinstance(text, str | None):
+            raise InputError(f"{place}: {language!r} is {type(text).__name__}, must be text")
+        check_unicode(text or "", f"{place}: {language!r}")
+        texts.append(text)
+    return texts
+
+
+def _find_key(record: dict[str, Any], language: str) -> str | None:
+    keys = list(record)
+    position = find_language(keys, language)
+    return None if position is None else keys[position]
+
+
+def open_tmx(settings: TextSettings, name: str) -> ParallelText:
+    """Open a translation memory. Units without a text in one of the languages are pairs with None."""
+    path, languages = _existing(settings, name), settings.languages
+
+    def read_pairs() -> Iterator[Pair]:
+        positions: dict[tuple[str, ...], list[int | None]] = {}  # by the languages of a unit
+        for line, texts in read_units(path, settings.keep_codes):
+            names = tuple(texts)
+            if names not in positions:
+                positions[names] = find_languages(names, languages)
+            source, target = (None if p is None else texts[names[p]] for p in positions[names])
+            yield line, source, target
+        if not positions:
+            raise InputError(f"{path} has no translation units")
+        for side, language in enumerate(languages):
+            if all(found[side] is None for found in positions.values()):
+                available = ", ".join(sorted({name or "none" for names in positions for name in names})) or "none"
+                raise InputError(f"{path}: no unit has a text in {language!r}; languages there: {available}")
 
     return ParallelText(
-        name, lambda: _read_pairs(path, read_pair), lambda: f"{files_sha256(path)} {settings.languages}"
+        name,
+        lambda: _chunks(read_pairs()),
+        lambda: f"{files_sha256(path)} {languages} {'with codes' if settings.keep_codes else ''}",
     )
 
 
-def _json_text(record: dict, language: str, place: str) -> str:
-    if language not in record:
-        raise InputError(f"{place}: key {language!r} is missing; keys there: {', '.join(record) or 'none'}")
-    text = record[language]
-    if not isinstance(text, str):
-        raise InputError(f"{place}: {language!r} is {'null' if text is None else type(text).__name__}, must be text")
-    return text.replace("\n", " ")
+Pair = tuple[int, str | None, str | None]  # the number of its first line, source and target
 
 
-def _read_pairs(path: Path, read_pair: Callable[[str, str], tuple[str, str]], skip: int = 0) -> Iterator[Chunk]:
-    """Yield the pairs that `read_pair(line, place)` finds in the lines of a file, without the first `skip` lines."""
-    first_line = 1
-    for block in _blocks(path):
-        pairs = [
-            read_pair(line, f"{path} line {number}") for number, line in enumerate(block, first_line) if number > skip
-        ]
-        yield Chunk(max(first_line, skip + 1), [source for source, _ in pairs], [target for _, target in pairs])
-        first_line += len(block)
+def _chunks(pairs: Iterator[Pair]) -> Iterator[Chunk]:
+    while part := list(islice(pairs, CHUNK)):
+        yield Chunk(*zip(*part, strict=True))
 
 
 def _blocks(path: Path) -> Iterator[list[str]]:
@@ -250,6 +307,160 @@ def _files_named(settings: TextSettings, name: str) -> list[Path]:
     return [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
 
 
+# ---- tables -----------------------------------------------------------------------------------------------------
+
+# A file whose cells are quoted where needed, as pandas and spreadsheets write it: every `"` fits into such a row.
+QUOTED_CELL = rb'"(?:[^"]|"")*"'
+QUOTED_ROW = re.compile(rb'(?:[^"\t]*|%b)(?:\t(?:[^"\t]*|%b))*' % (QUOTED_CELL, QUOTED_CELL))
+NEEDS_QUOTES = re.compile(rb'(?:^|\t)"(?:[^"]|"")*?(?:""|[\t\r\n])')
+# Headers of columns that are no text, and roles that name the columns of both languages.
+OTHER_HEADERS = frozenset(("", "id", "index", "idx", "key", "score", "similarity", "url", "unnamed: 0"))
+ROLES = (("source", "src"), ("target", "tgt", "trg"))
+# Numbers, ids, scores and addresses: a word of ASCII with a digit, or an address.
+NO_TEXT = re.compile(r"[!-~]*(?:\d|://)[!-~]*")
+SAMPLE = 1000  # rows
+
+
+class Table(NamedTuple):
+    """How to read a table: its delimiter, whether cells are quoted, and the position of both texts in each row."""
+
+    delimiter: str
+    quoted: bool
+    columns: int
+    header: bool
+    source: int
+    target: int
+
+
+def open_tsv(settings: TextSettings, name: str) -> ParallelText:
+    """Open a file of lines `source TAB target`. Quotes are text, unless the whole file is quoted as a CSV file is."""
+    path = _existing(settings, name)
+    return _open_table(settings, name, path, "\t", _is_quoted(path))
+
+
+def open_csv(settings: TextSettings, name: str) -> ParallelText:
+    """Open a CSV file with commas, or semicolons as spreadsheets write them in many languages."""
+    path = _existing(settings, name)
+    delimiter = ";" if _has_columns(path, ";") and not _has_columns(path, ",") else ","
+    return _open_table(settings, name, path, delimiter, True)
+
+
+def _has_columns(path: Path, delimiter: str) -> bool:
+    """Return whether the first rows have the same number of columns, more than one."""
+    try:
+        sizes = {len(cells) for _, cells in islice(_read_rows(path, delimiter, True), SAMPLE) if any(cells)}
+    except InputError:
+        return False
+    return len(sizes) == 1 and sizes != {1}
+
+
+def _open_table(settings: TextSettings, name: str, path: Path, delimiter: str, quoted: bool) -> ParallelText:
+    table = _describe_table(settings.languages, path, delimiter, quoted)
+
+    def read_pairs() -> Iterator[Pair]:
+        rows = _read_rows(path, delimiter, quoted)
+        for number, cells in islice(rows, int(table.header), None):
+            if len(cells) == table.columns:
+                yield number, cells[table.source], cells[table.target]
+            elif any(map(str.strip, cells)):
+                raise InputError(
+                    f"{path} line {number}: {len(cells)} columns, but line 1 has {table.columns}; a text with "
+                    f"{'a tab' if delimiter == chr(9) else repr(delimiter)} or a line break must be in quotes"
+                )
+            else:
+                yield number, None, None
+
+    return ParallelText(name, lambda: _chunks(read_pairs()), lambda: f"{files_sha256(path)} {tuple(table)}")
+
+
+def _describe_table(languages: tuple[str, str], path: Path, delimiter: str, quoted: bool) -> Table:
+    """Find the columns of both languages.
+
+    A header gives their order, or else a name such as `train.en-de.tsv`; without either, the first column is the
+    source. Columns that no header names must be text in at least one of the first rows: a pandas index or a score is
+    not. Raises InputError.
+    """
+    rows = list(islice(_read_rows(path, delimiter, quoted), SAMPLE))
+    first = [cell.strip() for cell in rows[0][1]]
+    if len(first) < 2:
+        raise InputError(f"{path} line 1: 1 column, expected source {_show(delimiter)} target")
+    found = find_languages(first, languages)
+    if None in found:
+        lower = [cell.casefold() for cell in first]
+        roles = [next((lower.index(role) for role in names if role in lower), None) for names in ROLES]
+        found = roles if None not in roles else found
+    source, target = found
+    repeated = len(rows) > 1 and rows[0][1][:2] == rows[1][1][:2]  # columns of languages: eng, deu, source, target
+    if source is not None and target is not None and not repeated:
+        return Table(delimiter, quoted, len(first), True, source, target)
+    if (
+        not repeated
+        and any(map(is_language, first))
+        and all(is_language(c) or c.casefold() in OTHER_HEADERS for c in first)
+    ):
+        missing = languages[0] if source is None else languages[1]
+        raise InputError(f"{path} line 1: no column {missing!r}; columns: {', '.join(c or 'unnamed' for c in first)}")
+    backwards = re.search(rf"(^|[._-]){re.escape('-'.join(languages[::-1]))}[._-]", path.name)
+    source, target = (1, 0) if backwards else (0, 1)
+    for column in (0, 1):
+        cells = [cells[column].strip() for _, cells in rows if len(cells) == len(first)]
+        if all(not cell or NO_TEXT.fullmatch(cell) or is_language(cell) for cell in cells):
+            raise InputError(
+                f"{path}: column {column + 1} has no text ({', '.join(cells[:3])}); name the columns in a first line, "
+                f"such as {_show(delimiter).join(('id', *languages))}"
+            )
+    return Table(delimiter, quoted, len(first), False, source, target)
+
+
+def _show(delimiter: str) -> str:
+    return " TAB " if delimiter == "\t" else delimiter
+
+
+def _read_rows(path: Path, delimiter: str, quoted: bool) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of the first line of each row, and its cells."""
+    lines = chain.from_iterable(_blocks(path))
+    if not quoted:
+        yield from ((number, line.split(delimiter)) for number, line in enumerate(lines, start=1))
+        return
+    rows = csv.reader((line.removesuffix("\r") + "\n" for line in lines), delimiter=delimiter, strict=True)
+    number = 1
+    try:
+        for cells in rows:
+            yield number, cells
+            number = rows.line_num + 1
+    except csv.Error as error:
+        raise InputError(
+            f"{path} line {number}: its quotes do not fit together ({error}); quote a text that contains quotes, and "
+            'double each of them: "a ""b"""'
+        ) from None
+
+
+def _is_quoted(path: Path) -> bool:
+    """Return whether the quotes of a TSV belong to the format, as those of pandas do.
+
+    They do if all rows fit the format and either a text needs its quotes or every cell has them. Many tools of machine
+    translation write TSV without quoting; their quotes are text.
+    """
+    needed, everywhere, row = False, True, b""
+    with open_text(path) as file:
+        for line in file:
+            if not row and b'"' not in line:
+                everywhere = everywhere and not line.strip()
+                continue
+            row += line
+            if row.count(b'"') % 2:  # a line break inside quotes
+                if len(row) > csv.field_size_limit():
+                    return False
+                continue
+            row = row.removeprefix(BYTE_ORDER_MARK).removesuffix(b"\n").removesuffix(b"\r")
+            if not QUOTED_ROW.fullmatch(row):
+                return False
+            needed = needed or NEEDS_QUOTES.search(row) is not None
+            everywhere = everywhere and row.startswith(b'"') and row.endswith(b'"')
+            row = b""
+    return not row and (needed or everywhere)
+
+
 # ---- the demo's corpus -------------------------------------------------------------------------------------------
 
 
@@ -264,7 +475,7 @@ def open_embedded(settings: TextSettings, split: str) -> ParallelText:
     def chunks() -> Iterator[Chunk]:
         _, english, german = zip(*demo_corpus.load(split), strict=True)
         texts = {"en": list(english), "de": list(german)}
-        yield Chunk(1, *(texts[language] for language in languages))
+        yield Chunk(range(1, len(english) + 1), *(texts[language] for language in languages))
 
     return ParallelText(split, chunks, lambda: f"{split} {languages} {files_sha256(demo_corpus.PATH)}")
 
@@ -291,24 +502,25 @@ def open_dataset(settings: TextSettings, split: str) -> ParallelText:
             if columns is None:
                 return
             sides = [_column(columns, language, where, first) for language in settings.languages]
-            yield Chunk(first, *sides)
+            yield Chunk(range(first, first + len(sides[0])), *sides)
             first += len(sides[0])
 
     return ParallelText(f"{settings.dataset}/{split}", chunks, lambda: f"{fingerprint} {settings.languages}")
 
 
-def _column(columns: dict[str, list[Any]], language: str, where: str, first: int) -> list[str]:
+def _column(columns: dict[str, list[Any]], language: str, where: str, first: int) -> list[str | None]:
     """Return a language's texts, from its own column or from its key in the column `translation`."""
     missing = "there is no column 'translation' and no column"
     if "translation" in columns:
         missing = "translation has no language"
         rows = [row or {} for row in columns["translation"]]
         columns = {key: [row.get(key) for row in rows] for key in dict.fromkeys(chain.from_iterable(rows))}
-    if language not in columns:
+    key = _find_key(columns, language)
+    if key is None:
         raise InputError(f"{where}: {missing} {language!r}; available: {', '.join(columns)}")
-    texts = [text or "" for text in columns[language]]
+    texts = columns[key]
     for number, text in enumerate(texts, first):
-        if not isinstance(text, str):
+        if not isinstance(text, str | None):
             raise InputError(f"{where}, row {number}: {language!r} is {type(text).__name__}, must be text")
     return texts
 
@@ -355,7 +567,9 @@ FORMATS: dict[str, Format] = {
     "a split of `dataset`": Format(lambda settings, _: settings.dataset is not None, open_dataset),
     "a split of the demo's corpus": Format(lambda settings, _: settings.data == EMBEDDED, open_embedded),
     "NAME.tsv": Format(_ends_with(".tsv"), open_tsv),
+    "NAME.csv": Format(_ends_with(".csv"), open_csv),
     "NAME.jsonl": Format(_ends_with(".jsonl"), open_jsonl),
+    "NAME.tmx": Format(_ends_with(".tmx"), open_tmx),
     "NAME for the files NAME.en and NAME.de, or 'a.txt,b.txt'": Format(lambda *_: True, open_two_files),
 }
 FILE_FORMATS = f"{', '.join(name for name in FORMATS if 'NAME' in name)}, each also as .gz"  # in error messages

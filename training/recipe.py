@@ -91,7 +91,8 @@ class TextSettings(BaseModel):
     train: TextList = Field(
         ["train"],
         description="Training corpora in `data` (or splits of `dataset`), read in order: 'train' is train.en and "
-        "train.de (or .gz); also 'train.{language}.txt', 'a.txt,b.txt', 'pairs.tsv', 'pairs.jsonl'.",
+        "train.de (or .gz); also 'train.{language}.txt', 'a.txt,b.txt', 'pairs.tsv', 'pairs.csv', 'pairs.jsonl', "
+        "'memory.tmx'.",
     )
     validation: TextList = Field(
         ["val"],
@@ -102,6 +103,14 @@ class TextSettings(BaseModel):
     max_length: int = Field(256, ge=2, description="Drop pairs with more tokens on one side, </s> included.")
     max_length_ratio: float | None = Field(
         None, ge=1, description="Drop pairs with one side more than this many times longer than the other."
+    )
+    keep_codes: bool = Field(False, description="Keep the formatting codes inside segments of TMX files.")
+    capitals: float = Field(
+        0,
+        ge=0,
+        le=1,
+        description="Share of the training pairs of which a copy in capitals is added, and of those of which one in "
+        "title case is.",
     )
     cache: Text | None = Field(None, description="Folder for tokenised corpora; null: output_dir/corpus.")
 
@@ -271,6 +280,8 @@ class Recipe(
             raise ValueError("data and dataset are both given; set one of them to null")
         if self.streaming and self.dataset is None:
             raise ValueError("streaming is true without a dataset; text files are never copied")
+        if self.capitals and self.lowercase:
+            raise ValueError(f"capitals is {self.capitals}, but lowercase is true, which undoes them; set one of them")
         if not self.train:
             raise ValueError("train is empty; give at least one training corpus")
         if self.source_language == self.target_language:

@@ -102,17 +102,29 @@ def tokenizer(
     min_frequency: Annotated[int, typer.Option(min=1, help="Merge pairs that occur at least this often.")] = 2,
     split_digits: Annotated[bool, typer.Option("--split-digits", help="Make every digit one token.")] = False,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Convert all text to lower case.")] = False,
+    symbols: Annotated[
+        list[str] | None,
+        typer.Option("--symbol", help="A text that stays one token, such as <2de>; repeat it for further symbols."),
+    ] = None,
 ) -> None:
     folder = check_new_folder(output)
     for file in files:
         if file != "-":
             check_file(file)
+        suffix = Path(file.removesuffix(".gz")).suffix
+        if suffix in (".csv", ".jsonl", ".tmx", ".tsv"):
+            raise InputError(f"{file} is not plain text; `train` trains a tokenizer on {suffix} files itself")
     from .tokenization import train_tokenizer
 
     quiet_transformers()
     texts = chain.from_iterable(map(read_lines, files))
     trained = train_tokenizer(
-        texts, vocab_size, min_frequency=min_frequency, split_digits=split_digits, lowercase=lowercase
+        texts,
+        vocab_size,
+        min_frequency=min_frequency,
+        split_digits=split_digits,
+        lowercase=lowercase,
+        symbols=symbols or (),
     )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with atomic_folder(folder) as unfinished:

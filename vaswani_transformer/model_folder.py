@@ -437,10 +437,16 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
             f"{folder} has no tokenizer.json: the converted checkpoint came without the files of its vocabulary "
             f"(see {notes}); put them beside it and convert it again"
         )
+    settings = read_tokenizer_settings(folder)
     check_readable(path)
     try:
         with silence_stderr():
             tokenizer = Tokenizer.from_file(str(path))
+            control = {settings.get(name) for name in SPECIAL_TOKENS}
+            if any(t.special and t.content not in control for t in tokenizer.get_added_tokens_decoder().values()):
+                content = json.loads(tokenizer.to_str())
+                if keep_symbols(content, settings):
+                    tokenizer = Tokenizer.from_str(json.dumps(content))
             # transformers saves truncation and padding as its last call set them, and applies neither after loading.
             tokenizer.no_padding()
             tokenizer.no_truncation()
@@ -459,7 +465,7 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
             "tokenizer and model do not belong together"
         )
     # Special tokens in a user's text are plain text.
-    tokenizer.encode_special_tokens = bool(read_tokenizer_settings(folder).get("split_special_tokens", False))
+    tokenizer.encode_special_tokens = bool(settings.get("split_special_tokens", False))
     return tokenizer
 
 
@@ -478,6 +484,36 @@ def silence_stderr() -> Iterator[None]:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
+
+
+def keep_symbols(content: dict[str, Any], settings: dict[str, Any]) -> bool:
+    """Make added tokens of tokenizer.json, except control tokens, stay whole in any text. Return whether any changed.
+
+    `add_special_tokens` of transformers adds tags and language codes as special tokens, which `split_special_tokens`
+    would split like a typed </s>. Symbols that are not special are found in the normalised text, as `train_tokenizer`
+    adds them.
+    """
+    control = {settings[name] for name in SPECIAL_TOKENS if name in settings}
+    if not control:  # no tokenizer_config.json
+        return False
+    control |= set(find_texts(content.get("post_processor")))  # [CLS]
+    changed = False
+    for token in content.get("added_tokens", []):
+        if token["special"] and token["content"] not in control:
+            token |= {"special": False, "normalized": True}
+            changed = True
+    return changed
+
+
+def find_texts(part: Any) -> Iterator[str]:
+    """Yield all strings and keys in a part of a JSON file."""
+    if isinstance(part, str):
+        yield part
+    elif isinstance(part, dict | list):
+        for inner in part:
+            yield from find_texts(inner)
+        if isinstance(part, dict):
+            yield from find_texts(list(part.values()))
 
 
 def read_tokenizer_settings(folder: Path) -> dict[str, Any]:

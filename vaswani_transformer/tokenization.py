@@ -6,11 +6,14 @@ loads the saved folder without code of this package.
 A `</s>` typed by a user is encoded as text because `split_special_tokens` is set in tokenizer_config.json.
 tokenizer.json has no field for it: programs that read this file alone set `tokenizer.encode_special_tokens = True`,
 which encodes special tokens like any other text.
+
+Symbols (placeholders, tags, language codes) are added tokens that are not special: they stay whole in any text.
 """
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from .errors import InputError
@@ -30,6 +33,7 @@ def train_tokenizer(
     *,
     split_digits: bool = False,
     lowercase: bool = False,
+    symbols: Sequence[str] = (),
     min_frequency: int = 2,
     model_max_length: int = 1024,
     show_progress: bool = False,
@@ -37,28 +41,30 @@ def train_tokenizer(
     """Train a shared byte-level BPE.
 
     texts: source and target sentences, read once as a stream; memory grows only with the number of distinct words
-    vocab_size: total size: 4 special tokens, 256 bytes and the merges
+    vocab_size: total size: 4 special tokens, 256 bytes, the symbols and the merges
     split_digits: make every digit a token, so that unseen numbers consist of known tokens
     lowercase: lower-case every text, as papers on small corpora do; decoding then returns lower-cased text
+    symbols: texts that are one token each, wherever they occur, such as `<2de>`
     min_frequency: smallest number of occurrences of a pair to be merged
     model_max_length: length for `tokenizer(..., truncation=True)`; the model with sinusoids has no maximum length
 
-    Raises `InputError` if `vocab_size` is too small for the bytes or larger than the texts support.
+    Raises `InputError` if `vocab_size` is too small for the bytes or larger than the texts support, or for a symbol
+    that cannot be decoded.
     """
-    if vocab_size < SMALLEST_VOCABULARY:
-        raise InputError(
-            f"vocab_size {vocab_size} is too small: {len(SPECIAL_TOKENS)} special tokens and 256 bytes "
-            f"need {SMALLEST_VOCABULARY}"
-        )
+    symbols = list(dict.fromkeys(symbols))
+    if vocab_size < SMALLEST_VOCABULARY + len(symbols):
+        counted = f"{len(SPECIAL_TOKENS)} special tokens{f', {len(symbols)} symbols' if symbols else ''} and 256 bytes"
+        raise InputError(f"vocab_size {vocab_size} is too small: {counted} need {SMALLEST_VOCABULARY + len(symbols)}")
     tokenizer = make_untrained_bpe(split_digits, lowercase)
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=vocab_size - len(symbols),
         min_frequency=min_frequency,
         special_tokens=list(SPECIAL_TOKENS.values()),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=show_progress,
     )
-    tokenizer.train_from_iterator(split_training_texts(texts), trainer)
+    tokenizer.train_from_iterator(leave_out(symbols, split_training_texts(texts)), trainer)
+    add_symbols(tokenizer, symbols)
     learned = tokenizer.get_vocab_size()
     if learned < vocab_size:
         raise InputError(
@@ -79,6 +85,30 @@ def train_tokenizer(
         padding_side="right",
         model_max_length=model_max_length,
     )
+
+
+def add_symbols(tokenizer: Tokenizer, symbols: Sequence[str]) -> None:
+    """Add symbols, which are found in the normalised text. Raises InputError for one that cannot be decoded."""
+    for symbol in symbols:
+        check_unicode(symbol, f"symbol {symbol!r}")
+        normal = tokenizer.normalizer.normalize_str(symbol) if tokenizer.normalizer else symbol
+        if not normal.strip() or tokenizer.token_to_id(normal) is not None:
+            raise InputError(f"symbol {symbol!r} is blank or already a token; choose another, such as <{symbol}>")
+        tokenizer.add_tokens([AddedToken(symbol, normalized=True)])
+        ids = tokenizer.encode(symbol).ids
+        # The decoder reads the letters U+0021 to U+0143 as bytes.
+        if len(ids) != 1 or tokenizer.decode(ids) != normal:
+            raise InputError(f"symbol {symbol!r} cannot be encoded and decoded again; use ASCII, such as <2de>")
+
+
+def leave_out(symbols: Sequence[str], texts: Iterable[str]) -> Iterator[str]:
+    """Yield the parts of the texts between symbols, so that no merge is learnt inside a symbol."""
+    if not symbols:
+        yield from texts
+        return
+    pattern = re.compile("|".join(map(re.escape, sorted(symbols, key=len, reverse=True))))
+    for text in texts:
+        yield from filter(None, pattern.split(text))
 
 
 def make_untrained_bpe(split_digits: bool, lowercase: bool) -> Tokenizer:

@@ -17,7 +17,7 @@ import yaml
 from torch import Tensor
 
 from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.lines import read_lines
+from vaswani_transformer.lines import BYTE_ORDER_MARK, read_lines
 from vaswani_transformer.model_folder import check_readable
 
 from ..checkpoint_files import parse_yaml, read_npz, read_yaml
@@ -51,6 +51,11 @@ SUPPORTED: dict[str, tuple] = {
 }
 SIZES = ("dim-emb", "{enc,dec}-depth", "transformer-heads", "transformer-dim-ffn")
 DROPOUT = ("transformer-dropout", "transformer-dropout-attention", "transformer-dropout-ffn")
+# Characters that Marian reads in a vocabulary, but that YAML refuses or takes for line breaks or a byte order mark.
+# Characters for private use take their places.
+NOT_IN_YAML = [*range(9), *range(11, 32), *range(127, 160), 0x2028, 0x2029, 0xFEFF, 0xFFFE, 0xFFFF]
+STAND_INS = {code: 0xF0000 + code for code in NOT_IN_YAML}
+ORIGINALS = {stand_in: code for code, stand_in in STAND_INS.items()}
 # Operations before and after a sub-layer, see `Options.read_norm_position`.
 NORM_POSITIONS = {("", "an"): "post", ("n", "a"): "pre"}
 
@@ -209,10 +214,16 @@ def read_tokens(file: Path, rows: int) -> list[str]:
     if file.suffix not in (".yml", ".yaml", ".json"):
         check_readable(file)
         return list(read_lines(file))[:rows]
-    # The base loader keeps every token as a string: `null`, `1.5` and `yes` are words here.
-    mapping = read_yaml(file, getattr(yaml, "CBaseLoader", yaml.BaseLoader))
+    check_readable(file)
     try:
-        by_id = {int(id): str(token) for token, id in mapping.items()}
+        text = file.read_bytes().removeprefix(BYTE_ORDER_MARK).decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise BrokenFileError(f"{file} is not UTF-8 ({error}); copy it again") from None
+    # The base loader keeps every token as a string: `null`, `1.5` and `yes` are words here.
+    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+    mapping = parse_yaml(text.translate(STAND_INS), file, loader)
+    try:
+        by_id = {int(id): str(token).translate(ORIGINALS) for token, id in mapping.items()}
     except (ValueError, TypeError) as error:
         raise BrokenFileError(f"{file} is not a vocabulary of token: id ({error})") from None
     tokens: list[str] = []

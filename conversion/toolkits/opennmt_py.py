@@ -30,6 +30,10 @@ NOTES = [
     "OpenNMT-py's `wu` penalty counts <s> as well: ((5 + L + 1) / 6)^alpha; generate() counts only L.",
     "The source has no </s>.",
 ]
+SOURCE_END_NOTE = (
+    f"The sources of this model end in {EOS}, which OpenNMT-py does not add: segment the source text with the model's "
+    f"tokenizer, and write ` {EOS}` at the end of each line."
+)
 # By position_encoding_type, which versions 1 and 2 do not have.
 SINUSOIDS = {"SinusoidalInterleaved": PAPER, "SinusoidalConcat": TENSOR2TENSOR, None: PAPER}
 OFF = (
@@ -181,8 +185,8 @@ def read_tokens(vocabulary: Any) -> list[str] | None:
 
 
 @register_writer("opennmt-py")
-def write_checkpoint(folder: OurModel, out: Path, options: Options) -> None:
-    """Write a released checkpoint of OpenNMT-py 3.5."""
+def write_checkpoint(folder: OurModel, out: Path, options: Options) -> list[str]:
+    """Write a released checkpoint of OpenNMT-py 3.5. Return a note if sources need `</s>`, which it does not add."""
     config, reasons = folder.config, options.reasons
     options.require(
         {
@@ -223,6 +227,8 @@ def write_checkpoint(folder: OurModel, out: Path, options: Options) -> None:
     settings["share_vocab"] = vocabulary["src"] == vocabulary["tgt"]
     content = {"model": tensors, "generator": generator, "vocab": vocabulary, "opt": argparse.Namespace(**settings)}
     save_pickle(content, out / "model_release.pt")
+    has_end = folder.has_tokenizer() and folder.tokenizer("source").encode("a").ids[-1:] == [config.eos_token_id]
+    return [SOURCE_END_NOTE] if has_end else []
 
 
 def make_vocabulary(folder: OurModel) -> dict[str, Any]:

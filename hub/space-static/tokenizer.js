@@ -45,12 +45,23 @@ export class ByteLevelBPE {
       model.merges.map((pair, rank) => [Array.isArray(pair) ? pair.join(" ") : pair, rank]),
     );
     this.tokens = new Map(Object.entries(model.vocab).map(([token, id]) => [id, token]));
-    this.special = new Set();
-    for (const { id, content, special } of addedTokens) {
-      this.tokens.set(id, content);
-      if (special) this.special.add(id);
-    }
     [this.before, this.after] = template(tokenizerJson.post_processor);
+    this.special = new Set();
+    this.symbols = new Map(); // tokens that stay whole in any text, as they are in normalised text
+    const control = ["bos_token", "eos_token", "pad_token", "unk_token"]
+      .map((name) => settings[name])
+      .filter(Boolean);
+    for (const { id, content, special } of addedTokens) {
+      const isControl = control.includes(content) || [...this.before, ...this.after].includes(id);
+      const isSymbol = !special || (control.length > 0 && !isControl);
+      const normal = isSymbol && this.lowercases ? lowercased(content).lower : content;
+      this.tokens.set(id, normal);
+      if (isSymbol) this.symbols.set(normal, id);
+      else this.special.add(id);
+    }
+    const longestFirst = [...this.symbols.keys()].sort((one, other) => other.length - one.length);
+    const escaped = longestFirst.map((symbol) => symbol.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
+    this.symbol = escaped.length ? new RegExp(`(${escaped.join("|")})`) : null;
     this.words = new Map(); // word -> its tokens, [{id, start}]
   }
 
@@ -61,12 +72,16 @@ export class ByteLevelBPE {
   encode(text) {
     if (!text.isWellFormed()) throw new Error("the text contains half a surrogate pair, which is not valid Unicode");
     const { lower, origins } = this.lowercases ? lowercased(text) : { lower: text };
-    const pieces = this.splitsDigits ? lower.split(/(\p{N})/u) : [lower];
+    const parts = this.symbol ? lower.split(this.symbol) : [lower];
+    const pieces = parts.flatMap((part) =>
+      this.splitsDigits && !this.symbols.has(part) ? part.split(/(\p{N})/u) : [part],
+    );
     const ids = [...this.before];
     const starts = this.before.map(() => 0);
     let place = 0;
-    for (const word of pieces.flatMap((piece) => piece.match(WORDS) ?? [])) {
-      for (const { id, start } of this.#encodeWord(word)) {
+    for (const word of pieces.flatMap((piece) => (this.symbols.has(piece) ? [piece] : (piece.match(WORDS) ?? [])))) {
+      const symbol = this.symbols.get(word);
+      for (const { id, start } of symbol === undefined ? this.#encodeWord(word) : [{ id: symbol, start: 0 }]) {
         ids.push(id);
         starts.push(origins ? origins[place + start] : place + start);
       }

@@ -19,12 +19,13 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.model_folder import keep_symbols, read_json_object, read_tokenizer_settings
 
 END_OF_TEXT = b"\n"  # appended to each text
 SPELLING = bytes_to_unicode()  # byte -> the character that stands for it in byte-level BPE
 # Fields of tokenizer.json's model that the operators do not support.
 NOT_SUPPORTED = "dropout unk_token continuing_subword_prefix end_of_word_suffix byte_fallback ignore_merges".split()
+MOST_SYMBOLS = 500
 UNICODE = 0x110000  # code points
 BLOCK = 256
 OTHER, LETTER, NUMBER, SPACE, SINGLE_DIGIT = range(5)
@@ -36,14 +37,16 @@ class ByteLevelBPE:
     merges: list[tuple[str, str]]
     end: int  # id of </s>, which ends each text
     control: frozenset[int]
+    symbols: dict[str, int]  # added tokens that stay whole, as they are in normalised text
     lowercase: bool
     split_digits: bool
 
     @classmethod
     def read(cls, folder: Path) -> "ByteLevelBPE":
         """Read the tokenizer of a folder. Raises InputError naming everything that the operators do not support."""
-        content = read_json_object(folder / "tokenizer.json")
-        if found := list_unsupported(content, read_json_object(folder / "tokenizer_config.json")):
+        content, settings = (read_json_object(folder / name) for name in ("tokenizer.json", "tokenizer_config.json"))
+        keep_symbols(content, read_tokenizer_settings(folder))
+        if found := list_unsupported(content, settings):
             raise InputError(
                 f"{folder / 'tokenizer.json'}: --text needs a byte-level BPE as `vaswani-transformer tokenizer` trains "
                 f"it; this one has {'; '.join(found)}"
@@ -53,7 +56,8 @@ class ByteLevelBPE:
             content["model"]["vocab"],
             [(left, right) for left, right in merges],
             find_end(content["post_processor"])[0],
-            frozenset(token["id"] for token in content.get("added_tokens", [])),
+            frozenset(token["id"] for token in content.get("added_tokens", []) if token["special"]),
+            find_symbols(content),
             content.get("normalizer") is not None,
             "Digits" in [step["type"] for step in list_steps(content["pre_tokenizer"])],
         )
@@ -84,12 +88,33 @@ def list_unsupported(content: dict[str, Any], settings: dict[str, Any]) -> list[
         found.append(f"decoder {read_type(content.get('decoder'))}")
     if read_type(after) != "TemplateProcessing" or len(find_end(after)) != 1:
         found.append(f"post_processor {read_type(after)} that is not a text followed by one token")
-    if others := [token["content"] for token in content.get("added_tokens", []) if not token["special"]]:
-        found.append(f"added_tokens {others} that are not control tokens")
+    found += list_unsupported_symbols(content)
     if not settings.get("split_special_tokens"):
         found.append("split_special_tokens false (tokenizer_config.json), which turns typed text into control tokens")
     if settings.get("clean_up_tokenization_spaces"):
         found.append("clean_up_tokenization_spaces true (tokenizer_config.json)")
+    return found
+
+
+def find_symbols(content: dict[str, Any]) -> dict[str, int]:
+    """Return the symbols of tokenizer.json with their ids, as they are in normalised text."""
+    symbols = {token["content"]: token["id"] for token in content.get("added_tokens", []) if not token["special"]}
+    if content.get("normalizer") is None:
+        return symbols
+    return {normalizers.Lowercase().normalize_str(symbol): id for symbol, id in symbols.items()}
+
+
+def list_unsupported_symbols(content: dict[str, Any]) -> list[str]:
+    """Return the symbols that the operators do not find as the library does."""
+    tokens = [token for token in content.get("added_tokens", []) if not token["special"]]
+    flags = ("single_word", "lstrip", "rstrip")
+    found = [f"added_tokens {t['content']!r} with {flag}" for t in tokens for flag in flags if t.get(flag)]
+    if content.get("normalizer") is not None:
+        found += [f"added_tokens {t['content']!r} that is not normalized" for t in tokens if not t.get("normalized")]
+    symbols = list(find_symbols(content))
+    if len(symbols) > MOST_SYMBOLS:
+        found.append(f"{len(symbols)} added_tokens, more than {MOST_SYMBOLS}")
+    found += [f"added_tokens {symbol!r} with a line feed or NUL" for symbol in symbols if set(symbol) & set("\n\0")]
     return found
 
 
@@ -172,7 +197,7 @@ def build_merge_table(bpe: ByteLevelBPE) -> MergeTable:
     """Store the sparse matrix of ranks by row displacement: overlay its rows, fullest first, each at the first offset
     where it fits."""
     id_of = bpe.vocabulary
-    size = max(max(id_of.values()), *bpe.control) + 1
+    size = max(*id_of.values(), *bpe.control, *bpe.symbols.values()) + 1
     rank_of = {(id_of[left], id_of[right]): rank for rank, (left, right) in enumerate(bpe.merges)}
     rows: dict[int, list[int]] = {}
     for left, right in rank_of:

@@ -26,9 +26,8 @@ def decode_texts(op: GraphBuilder, ids: str, bpe: ByteLevelBPE, vocabulary: int)
 def spell_tokens(op: GraphBuilder, ids: str, bpe: ByteLevelBPE, vocabulary: int) -> tuple[str, str, str]:
     """Return the bytes of all tokens, int64 (bytes,), the row of each, and whether it is an end of text."""
     spelled = {id: spelling for spelling, id in bpe.vocabulary.items() if id not in bpe.control}
-    tokens = [bytes(BYTE_OF_LETTER[letter] for letter in spelled.get(id, "")) for id in range(vocabulary)] + [
-        END_OF_TEXT
-    ]
+    spelled |= {id: symbol for symbol, id in bpe.symbols.items()}
+    tokens = [*(to_bytes(spelled.get(id, "")) for id in range(vocabulary)), END_OF_TEXT]
     lengths = np.array([len(token) for token in tokens])
     starts = np.cumsum(lengths) - lengths
     ended = op.Pad(ids, [0, 0, 0, 1], vocabulary)
@@ -48,6 +47,13 @@ def spell_tokens(op: GraphBuilder, ids: str, bpe: ByteLevelBPE, vocabulary: int)
     id = op.Gather(flat, token)
     found = op.Gather(table, op.Add(op.Gather(starts, id), within))
     return op.Cast(found, to=TensorProto.INT64), op.Gather(rows, token), op.Equal(id, vocabulary)
+
+
+def to_bytes(spelling: str) -> bytes:
+    """Return the bytes of a token as the ByteLevel decoder does: a letter is a byte, unless a letter is none."""
+    if all(letter in BYTE_OF_LETTER for letter in spelling):
+        return bytes(BYTE_OF_LETTER[letter] for letter in spelling)
+    return spelling.encode()
 
 
 def replace_invalid_bytes(op: GraphBuilder, bytes: str) -> str:

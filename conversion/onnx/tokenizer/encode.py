@@ -5,6 +5,7 @@ becomes `</s>`.
 
     find_code_points        characters -> Unicode code points
     convert_to_lower_case   if the tokenizer does so
+    mark_symbols            the characters of a symbol -> one character
     find_word_starts        the beginnings of words; no merge crosses them
     find_byte_symbols       characters -> the ids of their bytes
     merge_pairs             ids -> fewer ids
@@ -33,7 +34,8 @@ from .bpe import (
     list_spaces,
 )
 
-BOUNDARY = SINGLE_DIGIT  # the ends of texts, too, are words by themselves
+BOUNDARY = SINGLE_DIGIT  # the ends of texts and symbols, too, are words by themselves
+FIRST_SYMBOL = 256  # codes of what is not text: 10 is the end of a text, those from here on are symbols
 
 
 def encode_texts(op: GraphBuilder, texts: str, bpe: ByteLevelBPE, pad: int) -> tuple[str, str, str]:
@@ -57,6 +59,8 @@ def encode_texts(op: GraphBuilder, texts: str, bpe: ByteLevelBPE, pad: int) -> t
     codes, is_text, rows = (select(op, values, exists) for values in (codes, is_text, rows))
     if bpe.lowercase:
         codes, is_text, rows = convert_to_lower_case(op, codes, is_text, rows)
+    if bpe.symbols:
+        codes, is_text, rows = mark_symbols(op, codes, is_text, rows, bpe)
     classes = op.Where(is_text, look_up(op, classify_characters(bpe.split_digits), codes), np.uint8(BOUNDARY))
     words = op.Sub(op.CumSum(cast_to_int(op, find_word_starts(op, codes, classes)), 0), 1)
     symbols, is_byte = find_byte_symbols(op, codes, is_text, bpe)
@@ -130,6 +134,44 @@ def convert_to_lower_case(op: GraphBuilder, codes: str, is_text: str, rows: str)
     return select(op, both, exists), repeat(op, is_text, exists), repeat(op, rows, exists)
 
 
+def mark_symbols(op: GraphBuilder, codes: str, is_text: str, rows: str, bpe: ByteLevelBPE) -> tuple[str, str, str]:
+    """Return the three vectors with one character per symbol, which is not text and has the code FIRST_SYMBOL + n.
+
+    Of symbols that overlap in a text, the leftmost is found, and of those that begin together the longest.
+    """
+    symbols = list(bpe.symbols)
+    longest = max(map(len, symbols))
+    wanted = np.zeros((1, len(symbols), longest), np.int32)
+    for number, symbol in enumerate(symbols):
+        wanted[0, number, : len(symbol)] = [ord(character) for character in symbol]
+    text_codes = op.Where(is_text, codes, np.int32(-1))
+    following = [text_codes, *(shift(op, text_codes, -by, np.int32(-1)) for by in range(1, longest))]
+    windows = op.Concat(*(op.Unsqueeze(codes, [1, 2]) for codes in following), axis=2)
+    equal = op.Or(op.Equal(windows, wanted), wanted == 0)  # (characters, symbols, longest)
+    is_symbol = op.ReduceMin(op.Cast(equal, to=TensorProto.INT8), [2], keepdims=0)
+    lengths = op.Mul(cast_to_int(op, is_symbol), np.array([len(symbol) for symbol in symbols]))
+    length, number = op.ReduceMax(lengths, [1], keepdims=0), op.ArgMax(lengths, axis=1, keepdims=0)
+    # Until no two overlap: a symbol that no other reaches stays, and those that it reaches are dropped.
+    body, left = GraphBuilder("text.symbols.", op), "text.symbols.length"
+    first = body.Where(is_reached(body, left, longest), 0, left)
+    kept = body.Where(is_reached(body, first, longest), 0, left)
+    condition = body.Not(body.Equal(body.ReduceSum(kept, keepdims=0), body.ReduceSum(left, keepdims=0)))
+    (length,) = op.loop(body, {left: length}, [tensor_type(TensorProto.INT64)], condition, [kept])
+    begins, keep = op.Greater(length, 0), op.Not(is_reached(op, length, longest))
+    marks = op.Cast(op.Add(number, FIRST_SYMBOL), to=TensorProto.INT32)
+    codes, is_text = op.Where(begins, marks, codes), op.And(is_text, op.Not(begins))
+    codes, is_text, rows = (select(op, values, keep) for values in (codes, is_text, rows))
+    return codes, is_text, rows
+
+
+def is_reached(op: GraphBuilder, lengths: str, longest: int) -> str:
+    """Return which characters belong to a symbol that begins before them, bool (characters,)."""
+    reached = op.Less(lengths, 0)  # none
+    for by in range(1, longest):
+        reached = op.Or(reached, op.Greater(shift(op, lengths, by, 0), by))
+    return reached
+
+
 def find_word_starts(op: GraphBuilder, codes: str, classes: str) -> str:
     """Return at which characters a match of ByteLevel's expression begins, bool (characters,):
 
@@ -169,9 +211,12 @@ def find_word_starts(op: GraphBuilder, codes: str, classes: str) -> str:
 def find_byte_symbols(op: GraphBuilder, codes: str, is_text: str, bpe: ByteLevelBPE) -> tuple[str, str]:
     """Return the ids of the UTF-8 bytes of each character, (characters, 4), and which of the four exist.
 
-    An end of text has one byte, with the id of `</s>`.
+    An end of text or a symbol has one byte, with its own id.
     """
-    code = op.Unsqueeze(codes, [1])
+    own = np.full(FIRST_SYMBOL + len(bpe.symbols), bpe.end)
+    own[FIRST_SYMBOL:] = list(bpe.symbols.values())
+    own = op.Gather(own, op.Where(is_text, np.int32(0), codes))
+    code = op.Unsqueeze(op.Where(is_text, codes, np.int32(0)), [1])
     limits = np.array([0x80, 0x800, 0x10000], np.int32)
     more = op.ReduceSum(op.Cast(op.GreaterOrEqual(code, limits), to=TensorProto.INT32), [1], keepdims=1)
     index = np.arange(4, dtype=np.int32)
@@ -184,7 +229,7 @@ def find_byte_symbols(op: GraphBuilder, codes: str, is_text: str, bpe: ByteLevel
     bytes = op.Where(index == 0, lead, op.Add(op.BitwiseAnd(bits, np.int32(63)), np.int32(0x80)))
     ids = np.array([bpe.vocabulary[SPELLING[byte]] for byte in range(256)])
     symbols = op.Gather(ids, op.BitwiseAnd(bytes, np.int32(255)))
-    return op.Where(op.Unsqueeze(is_text, [1]), symbols, bpe.end), is_byte
+    return op.Where(op.Unsqueeze(is_text, [1]), symbols, op.Unsqueeze(own, [1])), is_byte
 
 
 def merge_pairs(op: GraphBuilder, symbols: str, words: str, rows: str, bpe: ByteLevelBPE) -> tuple[str, str]:
