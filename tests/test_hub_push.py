@@ -754,6 +754,9 @@ def test_the_card_of_a_fine_tuned_model_says_so(trained):
         assert f"Fine-tuned from {base}; the settings and numbers below are those of the fine-tuning." in text
         assert "source and target tokens; those of the earlier training are not recorded\n" in text
         assert f"* It was fine-tuned on news from {base}" in text
+    record = trained / "run.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"earlier_training": {"step": 7000, "tokens": 9000}}))
+    assert "source and target tokens; before, 7,000 steps on 9,000 tokens\n" in card_of(written(trained)).text
 
 
 def test_a_table_without_results_is_refused(folder, tmp_path, refused):

@@ -25,6 +25,7 @@ from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import load_model
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
+from vaswani_transformer.training_run import read_run
 
 SIZES = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
 SMALL = {"preset": "base", "model": SIZES, "max_length": 60, "tokens_per_step": 480, "micro_batches": 1, "max_steps": 2}
@@ -261,3 +262,4 @@ def test_the_seed_determines_weights_and_order(folder):
     assert once == again
     keys["model"] = {}
     assert once != losses_of(folder, "other", seed=2, initial_weights=str(folder / "once"), **keys)
+    assert read_run(folder / "other")["earlier_training"]["step"] == 3

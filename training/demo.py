@@ -52,7 +52,7 @@ def demo(
 
     About three minutes of training on two CPU cores. Run the same command again to resume after Ctrl-C.
     """
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Console(width=None if os.isatty(1) else 120)
     # The quick demo trains with another schedule, so it needs its own folder.
     folder = folder or Path("demo-quick" if quick else "demo")
     prepare_folder(folder)

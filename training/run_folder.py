@@ -13,7 +13,7 @@ from vaswani_transformer.atomic import lock, open_in_place, remove_stale
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.model_folder import MANIFEST, SETTINGS_FILES, WEIGHTS, read_json_object, write_json
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
-from vaswani_transformer.training_run import METRICS, RECORD
+from vaswani_transformer.training_run import METRICS, RECORD, read_progress
 
 from .model import model_config
 from .parallel_text import open_training_and_validation
@@ -62,9 +62,15 @@ def create_in_place(path: str, flags: int) -> int:
 
 
 def describe_run(recipe: Recipe) -> dict[str, Any]:
-    """Return the content of run.json: the command and the recipe, and those of its keys that must not change."""
+    """Return the content of run.json: the command and the recipe, and those of its keys that must not change.
+
+    A run that begins with the weights of another run also records how long that one was, for the model's card.
+    """
     command = shlex.join(["vaswani-transformer", "train", *sys.argv[1:]])
-    return {"command": command, "fixed_keys": recipe.fixed_keys(), "recipe": recipe.model_dump()}
+    record = {"command": command, "fixed_keys": recipe.fixed_keys(), "recipe": recipe.model_dump()}
+    if recipe.initial_weights and (earlier := read_progress(Path(recipe.initial_weights))):
+        record["earlier_training"] = {name: earlier[name] for name in ("step", "tokens") if name in earlier}
+    return record
 
 
 def claim_output(output: Path, record: dict[str, Any], settings: Settings, say: Callable[[str], None]) -> None:

@@ -20,7 +20,7 @@ RESULT_COLUMNS = (
     "bleu_compound_split", "chrf", "chrf_signature", "exact_match", "weights_sha256",
 )  # fmt: skip
 # The types of the entries that are read of a record; each may be missing or null.
-RUN_TYPES = {"command": str, "recipe": dict, "fixed_keys": dict}
+RUN_TYPES = {"command": str, "recipe": dict, "fixed_keys": dict, "earlier_training": dict}
 PROGRESS_TYPES = {"step": int, "tokens": int, "seconds": float, "cpu_seconds": float}
 ENVIRONMENT_TYPES = {"torch": str, "transformers": str, "mixed_precision": str, "device": str}
 TYPE_NAMES = {
@@ -40,7 +40,9 @@ def read_run(run: Path) -> dict[str, Any]:
     """Read run.json: the command and the recipe of a run; {} if there is no such file. Raises BrokenFileError."""
     if not (run / RECORD).is_file():
         return {}
-    return check_types(run / RECORD, read_json_object(run / RECORD, "recipe", "fixed_keys"), RUN_TYPES)
+    record = check_types(run / RECORD, read_json_object(run / RECORD, "recipe", "fixed_keys"), RUN_TYPES)
+    check_types(run / RECORD, record.get("earlier_training") or {}, PROGRESS_TYPES)
+    return record
 
 
 def check_types(path: Path, fields: dict[str, Any], types: Mapping[str, type]) -> dict[str, Any]:
