@@ -125,7 +125,7 @@ def test_numbers_are_text_if_a_header_says_so(read):
 
 @pytest.mark.parametrize("row", ["A man.\tstands.\tEin Mann.", "A man."])
 def test_a_row_with_other_columns_is_refused_by_line(read, row):
-    with pytest.raises(InputError, match=r"p.tsv line 2: \d columns?, but line 1 has 2; .* must be in quotes"):
+    with pytest.raises(InputError, match=r"p.tsv line 2: \d columns?, but the first line has 2; .* must be in quotes"):
         read("p.tsv", f"a b\tc d\n{row}\n")
 
 
@@ -189,6 +189,20 @@ def test_blank_texts_and_line_breaks_mean_the_same_in_every_format(tmp_path, rep
         said = report(name, **keys)
         assert "5 pairs read, 2 kept" in said and "replaced line breaks by spaces in 1" in said, name
         assert sum(int(part.split()[1]) for part in said.split("; ") if part.startswith("dropped")) == 3, name
+
+
+@pytest.mark.parametrize(("name", "delimiter"), [("p.tsv", "\t"), ("p.csv", ",")])
+def test_blank_lines_around_a_table_are_no_pairs_and_no_header(read, name, delimiter):
+    rows = [delimiter.join(pair) for pair in (("en", "de"), ("a b", "c d"), ("", ""), ("e", "f"))]
+    assert read(name, "\n".join(["", " ", *rows, "", ""])) == [("", "")] * 2 + [
+        ("a b", "c d"),
+        ("", ""),
+        ("e", "f"),
+        ("", ""),
+    ]
+    for blank in ("\n", " \n\n"):
+        with pytest.raises(InputError, match=f"{name} line 1: 0 columns, expected source"):
+            read(name, blank)
 
 
 def test_a_number_in_a_dataset_is_no_empty_text(tmp_path):

@@ -327,7 +327,7 @@ class Table(NamedTuple):
     delimiter: str
     quoted: bool
     columns: int
-    header: bool
+    header: int  # the number of its line, 0 if there is none
     source: int
     target: int
 
@@ -359,12 +359,14 @@ def _open_table(settings: TextSettings, name: str, path: Path, delimiter: str, q
 
     def read_pairs() -> Iterator[Pair]:
         rows = _read_rows(path, delimiter, quoted)
-        for number, cells in islice(rows, int(table.header), None):
+        for number, cells in rows:
+            if number == table.header:
+                continue
             if len(cells) == table.columns:
                 yield number, cells[table.source], cells[table.target]
             elif any(map(str.strip, cells)):
                 raise InputError(
-                    f"{path} line {number}: {len(cells)} columns, but line 1 has {table.columns}; a text with "
+                    f"{path} line {number}: {len(cells)} columns, but the first line has {table.columns}; a text with "
                     f"{'a tab' if delimiter == chr(9) else repr(delimiter)} or a line break must be in quotes"
                 )
             else:
@@ -380,10 +382,10 @@ def _describe_table(languages: tuple[str, str], path: Path, delimiter: str, quot
     source. Columns that no header names must be text in at least one of the first rows: a pandas index or a score is
     not. Raises InputError.
     """
-    rows = list(islice(_read_rows(path, delimiter, quoted), SAMPLE))
-    first = [cell.strip() for cell in rows[0][1]]
+    rows = [row for row in islice(_read_rows(path, delimiter, quoted), SAMPLE) if any(map(str.strip, row[1]))]
+    line, first = rows[0][0] if rows else 1, [cell.strip() for cell in rows[0][1]] if rows else []
     if len(first) < 2:
-        raise InputError(f"{path} line 1: 1 column, expected source {_show(delimiter)} target")
+        raise InputError(f"{path} line {line}: {len(first)} columns, expected source{_show(delimiter)}target")
     found = find_languages(first, languages)
     if None in found:
         lower = [cell.casefold() for cell in first]
@@ -392,14 +394,16 @@ def _describe_table(languages: tuple[str, str], path: Path, delimiter: str, quot
     source, target = found
     repeated = len(rows) > 1 and rows[0][1][:2] == rows[1][1][:2]  # columns of languages: eng, deu, source, target
     if source is not None and target is not None and not repeated:
-        return Table(delimiter, quoted, len(first), True, source, target)
+        return Table(delimiter, quoted, len(first), line, source, target)
     if (
         not repeated
         and any(map(is_language, first))
         and all(is_language(c) or c.casefold() in OTHER_HEADERS for c in first)
     ):
         missing = languages[0] if source is None else languages[1]
-        raise InputError(f"{path} line 1: no column {missing!r}; columns: {', '.join(c or 'unnamed' for c in first)}")
+        raise InputError(
+            f"{path} line {line}: no column {missing!r}; columns: {', '.join(c or 'unnamed' for c in first)}"
+        )
     backwards = re.search(rf"(^|[._-]){re.escape('-'.join(languages[::-1]))}[._-]", path.name)
     source, target = (1, 0) if backwards else (0, 1)
     for column in (0, 1):
@@ -409,7 +413,7 @@ def _describe_table(languages: tuple[str, str], path: Path, delimiter: str, quot
                 f"{path}: column {column + 1} has no text ({', '.join(cells[:3])}); name the columns in a first line, "
                 f"such as {_show(delimiter).join(('id', *languages))}"
             )
-    return Table(delimiter, quoted, len(first), False, source, target)
+    return Table(delimiter, quoted, len(first), 0, source, target)
 
 
 def _show(delimiter: str) -> str:
