@@ -101,6 +101,9 @@ def tokenizer(
     min_frequency: Annotated[int, typer.Option(min=1, help="Merge pairs that occur at least this often.")] = 2,
     split_digits: Annotated[bool, typer.Option("--split-digits", help="Make every digit one token.")] = False,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Convert all text to lower case.")] = False,
+    keep_invisible: Annotated[
+        bool, typer.Option("--keep-invisible", help="Keep soft hyphens, zero-width spaces and kinds of white space.")
+    ] = False,
 ) -> None:
     folder = check_new_folder(output)
     for file in files:
@@ -111,7 +114,12 @@ def tokenizer(
     quiet_transformers()
     texts = chain.from_iterable(map(read_lines, files))
     trained = train_tokenizer(
-        texts, vocab_size, min_frequency=min_frequency, split_digits=split_digits, lowercase=lowercase
+        texts,
+        vocab_size,
+        min_frequency=min_frequency,
+        split_digits=split_digits,
+        lowercase=lowercase,
+        keep_invisible=keep_invisible,
     )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with atomic_folder(folder) as unfinished:

@@ -8,7 +8,7 @@ Nothing here needs torch: `torch_translator.py` runs the search with torch, `onn
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,13 +42,16 @@ class Hypothesis:
         return f"<{self.text!r}, score {self.score:.4f}, {len(self.tokens)} tokens>"
 
 
+NOTHING = Hypothesis("", 0.0, [])
+
+
 @dataclass(frozen=True)
 class Part:
     """A unit of translation: a sentence, a part of a very long one, or a text that is kept whole."""
 
     text_index: int
-    source: list[int]  # token ids, ending in </s>
-    separator: str  # the white space between the previous part and this one
+    source: list[int]  # token ids, ending in </s>; empty after the last sentence of a text that does not end there
+    copied: str  # what stands between the previous part and this one
 
 
 class Translator(ABC):
@@ -63,6 +66,7 @@ class Translator(ABC):
     trained_length: int | None  # tokens of the longest source sentence of the training; None: unknown
     positions: int | None  # number of learned positions; None: no maximum
     pad: int
+    clean: Callable[[str], str]  # what the source tokenizer needs before a text is tokenized: see choose_cleaning
 
     @overload
     @classmethod
@@ -139,7 +143,7 @@ class Translator(ABC):
         return found
 
     def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
-        """Translate texts by beam search (section 6.1); a text of white space gets an empty translation.
+        """Translate texts by beam search (section 6.1); text without a letter or digit is copied.
 
         options: those of `find_hypotheses`, which also returns scores and further translations
         Returns the best translation of each text, in order. Raises InputError.
@@ -164,10 +168,11 @@ class Translator(ABC):
         """Translate texts and return the best hypotheses of each, with their scores and tokens, best first.
 
         batch_tokens: maximum number of source tokens, padding included, times beams in a batch; limits memory use.
-        max_source_length: split sentences of more tokens (default: the length of the longest training sentence, or 256
-            if unknown; 256 for whole texts).
-        split_sentences: translate the sentences of a text one by one, as models are trained, and join the translations
-            with the white space between them; False splits only texts that are longer than max_source_length.
+        max_source_length: split sentences of more tokens (default: the length that 99% of the training sentences do not
+            exceed, or 128 if unknown; at least 128 for whole lines).
+        split_sentences: translate the sentences of a text one by one, as models are trained. What stands between them
+            is copied: white space, line breaks, bullets, rules. False splits only lines that are longer than
+            max_source_length.
         progress: show progress bars on stderr.
         search: changes of the settings in generation_config.json, such as `num_beams=8`: fields of SearchSettings.
 
@@ -177,31 +182,30 @@ class Translator(ABC):
         texts = as_texts(texts, "text")
         settings = self.change_search(**search)
         with as_input_errors():
-            limit = source_limit(max_source_length, self.trained_length if split_sentences else None, self.positions)
+            limit = source_limit(max_source_length, self.trained_length, self.positions, split_sentences)
             batch_tokens = check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
 
         parts: list[Part] = []
         with show_progress(progress, "splitting") as advance:
             for number, text in enumerate(texts):
-                for source, separator in split_text(text, limit, self._encode, split_sentences):
-                    parts.append(Part(number, source, separator))
+                for piece in split_text(text, limit, self._encode, split_sentences, self.clean):
+                    parts.append(Part(number, piece.ids, piece.copied))
                     advance(1)
         found: list[list[Hypothesis]] = [[] for _ in parts]
-        batches = batches_by_length([len(part.source) * settings.num_beams for part in parts], batch_tokens)
-        with show_progress(progress, "translating", len(parts)) as advance:
+        sources = [i for i, part in enumerate(parts) if part.source]
+        batches = batches_by_length([len(parts[i].source) * settings.num_beams for i in sources], batch_tokens)
+        with show_progress(progress, "translating", len(sources)) as advance:
             for batch in batches:
-                of_batch = self._search([parts[i].source for i in batch], settings)
+                of_batch = self._search([parts[sources[i]].source for i in batch], settings)
                 for i, hypotheses in zip(batch, of_batch, strict=True):
-                    found[i] = hypotheses or [Hypothesis("", 0.0, [])]
+                    found[sources[i]] = hypotheses or [NOTHING]
                 advance(len(batch))
 
         translations: list[list[Hypothesis]] = [[] for _ in texts]
         for part, hypotheses in zip(parts, found, strict=True):
             so_far = translations[part.text_index]
-            translations[part.text_index] = (
-                join_hypotheses(so_far, part.separator, hypotheses) if so_far else hypotheses
-            )
-        return [hypotheses or [Hypothesis("", 0.0, [])] for hypotheses in translations]
+            translations[part.text_index] = join_hypotheses(so_far, part.copied, hypotheses)
+        return translations
 
 
 def pad_rows(rows: Sequence[list[int]], pad: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -223,12 +227,13 @@ def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[lis
         yield batch
 
 
-def join_hypotheses(first: list[Hypothesis], separator: str, second: list[Hypothesis]) -> list[Hypothesis]:
-    """Concatenate the k-th best hypotheses of consecutive parts."""
-    return [
-        Hypothesis(join_texts(a.text, separator, b.text), a.score + b.score, a.tokens + b.tokens)
-        for a, b in zip(first, second, strict=False)  # a part may have fewer
-    ]
+def join_hypotheses(first: list[Hypothesis], copied: str, second: list[Hypothesis]) -> list[Hypothesis]:
+    """Concatenate the k-th best hypotheses of consecutive parts; a first or last part may have none."""
+    if not first or not second:
+        pairs = [(a, b) for a in first or [NOTHING] for b in second or [NOTHING]]
+    else:
+        pairs = list(zip(first, second, strict=False))  # a part may have fewer
+    return [Hypothesis(join_texts(a.text, copied, b.text), a.score + b.score, a.tokens + b.tokens) for a, b in pairs]
 
 
 def as_texts(
