@@ -7,7 +7,7 @@ rules. It is published with the pipeline and imports only the standard library.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .search_vaswani_transformer import check_number
@@ -19,6 +19,8 @@ TARGET_TOKENIZER = "target_tokenizer"
 MAX_SOURCE_LENGTH = 128
 SHORTEST_MAX_SOURCE_LENGTH = 8  # a character takes up to four tokens, </s> one
 LONGEST_MAX_SOURCE_LENGTH = 1_000_000  # of models with sinusoids, which have no last position
+# A sentence that has more than this share of the limit is cut already, if it can be cut at punctuation.
+AT_PUNCTUATION = 0.7
 # To find the cut in a long sentence, tokenise this many characters per allowed token: at first, and at most.
 CHARACTERS_PER_TOKEN = (6, 32)
 
@@ -52,12 +54,12 @@ def list_characters(inside: str) -> list[str]:
 ALL_WHITE_SPACE = "".join(list_characters(WHITE_SPACE))
 NOT_SPACE = re.compile(f"[^{WHITE_SPACE}]")
 # The steps that clean a text, patterns and replacements; then its ends are stripped.
-CLEANING = ((f"[{INVISIBLE}]+", ""), (f"(?<![{JOINED}])[{JOINERS}]", ""), (f"[{WHITE_SPACE}]+", " "))
+CLEANING = ((f"[{INVISIBLE}]+", ""), (f"(?<![{JOINED}])[{JOINERS}]+", ""), (f"[{WHITE_SPACE}]+", " "))
 STEPS = [(re.compile(pattern), replacement) for pattern, replacement in CLEANING]
 UNCLEAN = re.compile(f"[{INVISIBLE}{JOINERS}]|(?! )[{WHITE_SPACE}]|  |\\A | \\Z")
 # Symbols at the ends of a sentence that are copied: bullets, rules, markup, emoji.
 SYMBOLS = re.compile(
-    f"[#*+\\-‐-―−=~|>•‣◦⁃·_`^\u2190-\u21ff\u2300-\u2bff\u20e3\U0001f000-\U0001faff{WHITE_SPACE}{INVISIBLE}{JOINERS}]"
+    f"[#*+\\-‐-―−=~|•‣◦⁃·_`^\u2190-\u21ff\u2300-\u2bff\u20e3\U0001f000-\U0001faff{WHITE_SPACE}{INVISIBLE}{JOINERS}]"
 )
 
 # What is copied keeps of them only those that belong to an emoji.
@@ -84,7 +86,7 @@ BOUNDARY = re.compile(
     rf"""(?<![.!?…])(?P<mark>[.!?…]+)
         (?P<closing>[\"'”’»›)\]}}“‘«*_`]*(?:\[[0-9]{{1,3}}\])*(?:[\x20\xa0\u202f]»(?=[{WHITE_SPACE}]))?)
         (?P<space>[{WHITE_SPACE}]*)
-    |(?P<full>[。！？｡।॥۔؟።፧፨։။។៕‼⁇⁈⁉]+|(?<=[\u0370-\u03ff\u1f00-\u1fff])[;\u037e](?=[{WHITE_SPACE}])
+    |(?P<full>[。！？｡।॥۔؟።፧፨։။។៕‼⁇⁈⁉]+[!?]*|(?<=[\u0370-\u03ff\u1f00-\u1fff])[;\u037e](?=[{WHITE_SPACE}])
         |(?<=[\u0561-\u0587]):(?=[{WHITE_SPACE}]))
         (?P<closes>[」』）”’»)\"'*_]*)(?P<gap>[{WHITE_SPACE}]*)""",
     re.VERBOSE,
@@ -96,28 +98,34 @@ SHORT_URDU = re.compile("(?<![\u0600-\u06d3\u06d5-\u06ff])[\u0600-\u06d3\u06d5-\
 URDU_VERBS = frozenset("ہے ہیں تھا تھی تھے گا گی گے ہوں ہو".split())
 LETTER = re.compile(r"[^\W_]")
 WORD = re.compile(r"\w+")
-# Where to cut a sentence that is too long: after other punctuation, in front of a conjunction, at a space.
+# Where to cut a sentence that is too long: after punctuation; in front of a conjunction, at a space.
 CUTS = (
-    re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\ |\Z)|[。！？｡।॥۔؟።፧։]+[」』）]*"),
-    re.compile(r"[;:,،؛][\"'”’»)\]]*(?=\ )|[，、；：፣]|\ [–—-](?=\ )"),
-    re.compile(
-        r"\ (?=(?:and|or|but|while|because|which|who|that|und|oder|aber|während|weil|et|ou|mais|qui|que|y|pero|ma|che|"
-        r"mas|en|maar|и|но|а|или|что|i|ale|ve|و|और|या)\ )"
+    (
+        re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\ |\Z)|[。！？｡।॥۔؟።፧։]+[」』）]*"),
+        re.compile(r"[;:,،؛][\"'”’»)\]]*(?=\ )|[，、；：፣]|\ [–—-](?=\ )"),
     ),
-    re.compile(f"[{WHITE_SPACE}]+"),
+    (
+        re.compile(
+            r"\ (?=(?:and|or|but|while|because|which|who|that|und|oder|aber|während|weil|et|ou|mais|qui|que|y|pero|ma|"
+            r"che|mas|en|maar|и|но|а|или|что|i|ale|ve|و|और|या)\ )"
+        ),
+        re.compile(f"[{WHITE_SPACE}]+"),
+    ),
 )
 # The end of a sentence that a space follows. Chinese and Japanese double an ellipsis.
 SPACED_END = re.compile(r"(?:[.!?]|(?<!…)…)[\"'”’»)\]“‘«]*\Z")
 # Quotes, brackets and dashes in front of the word that may begin a sentence.
 OPENING = "\"'“‘„«»‹›([{¿¡*_`-–— \xa0\u202f"
 # The last word in front of a full stop, and the word before that one.
-LAST_WORDS = re.compile(r"(?:(?P<before>[^\W\d]+)[^\w\s]*\s+)?[\"'“‘„«‹(\[*_]*(?P<word>\S+)\Z")
+LAST_WORDS = re.compile(
+    rf"(?:(?P<before>[^\W\d]+)[^\w{WHITE_SPACE}]*[{WHITE_SPACE}]+)?[\"'“‘„«‹(\[*_]*(?P<word>[^{WHITE_SPACE}]+)\Z"
+)
 
 ACRONYM = re.compile(r"[^\W\d]{1,3}(\.[^\W\d]{1,3})+")  # U.S, p.m
 # "bike.Two dogs": a word or a year in front of the full stop, and a capitalised word that ends at a space or
 # punctuation after it.
 BEFORE_GLUED = re.compile(r"(?:[^\W\d_]+['’-])*[^\W\d_]+[^\W\d_][)\]”\"’]*|[12][0-9]{3}")
-AFTER_GLUED = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*(?=[\s,;:!?…\"”’)\]*]|\.(?:\s|\Z)|\Z)")
+AFTER_GLUED = re.compile(rf"[^\W\d_]+(?:['’-][^\W\d_]+)*(?=[{WHITE_SPACE},;:!?…\"”’)\]*]|\.(?:[{WHITE_SPACE}]|\Z)|\Z)")
 # Such capitalised words are parts of names: Node.Js, Booking.Com
 NAME_ENDS = frozenset("com net org edu gov io js ts py md txt csv html xml json pdf php asp doc exe zip app ai".split())
 
@@ -125,14 +133,14 @@ NAME_ENDS = frozenset("com net org edu gov io js ts py md txt csv html xml json 
 # BEFORE_A_NUMBER a number; MAYBE_LAST may end a sentence.
 NEVER_LAST = frozenset(
     "mr mrs ms dr prof rev hon gen col maj capt lt sgt gov sen rep messrs adm cmdr vs cf approx e.g i.e viz "
-    "hr hrn fr frl dipl ing bzw ca vgl evtl ggf inkl exkl zzgl bspw sog z.b d.h v.a z.t i.d.r "
+    "hr hrn fr frl fa dipl ing bzw ca vgl evtl ggf inkl exkl zzgl bspw sog z.b d.h v.a z.t i.d.r "
     "m mm mme mmes mlle mlles mgr p.ex sra srta dra dña ud uds p.ej sig sigg dott avv exmo exma srs "
     "dhr mevr mw drs bijv d.w.z m.b.t i.v.m t.ex bl.a s.k "
-    "ул им проф акад т.е т.к см просп тов np tzn tzw inż ul např tzv mudr örn bkz π.χ κ δρ".split()
+    "ул им проф акад т.е т.к см просп тов np tzn tzw inż ul např tzv mudr örn bkz π.χ κ δρ डॉ".split()
 )
 BEFORE_A_NUMBER = frozenset(
-    "no nos nr nrn fig figs abb p pp s vol bd art abs kap ch chap sec eq tab n núm pág págs blz str č рис стр гл σελ "
-    "jan feb mar apr jun jul aug sep sept oct okt nov dec dez".split()
+    "no nos nr nrn fig figs abb p pp s vol bd art abs kap ch chap sec eq tab n núm pag pág págs blz str č "
+    "рис стр гл σελ jan feb mar apr jun jul aug sep sept oct okt nov dec dez".split()
 )
 MAYBE_LAST = frozenset(
     "etc usw usf st str ave jr sr inc ltd co corp bros dept est al u.a o.ä u.ä chr n.chr v.chr ecc enz aprox "
@@ -267,7 +275,7 @@ def sentence_spans(text: str, sentences: bool = True) -> Iterator[tuple[int, int
     for start, stop in separated_spans(text):
         line = text[start:stop]
         for first, last in split_line(line, is_cased) if sentences else [(0, len(line))]:
-            while first < last and SYMBOLS.match(line, first):
+            while first < last and (SYMBOLS.match(line, first) or line[first] == ">"):  # a quoted line
                 first += 1
             while first < last and SYMBOLS.match(line, last - 1):
                 last -= 1
@@ -314,7 +322,7 @@ def is_sentence_end(line: str, start: int, match: re.Match[str], is_cased: bool)
         if match["gap"]:
             return True
         if match["full"] == "۔":
-            return not SHORT_URDU.search(before) or before.split()[-1] in URDU_VERBS
+            return not SHORT_URDU.search(before) or re.split(f"[{WHITE_SPACE}۔]", before)[-1] in URDU_VERBS
         return not (match["closes"] and PARTICLE.match(line, following))
     last = LAST_WORDS.search(before)
     if not match["space"]:
@@ -323,7 +331,7 @@ def is_sentence_end(line: str, start: int, match: re.Match[str], is_cased: bool)
     if line[following].islower() and (is_cased or match["closing"]):  # "Nein!" sagte er
         return False
     if match["mark"] in ("...", "…"):  # between spaces it stands for words that are left out
-        return not line[match.start() - 1].isspace()
+        return line[match.start() - 1] not in ALL_WHITE_SPACE
     next_word = WORD.match(line, following)
     if match["mark"] != "." or next_word is None or last is None:
         return True
@@ -342,7 +350,7 @@ def may_be_glued(word: str, following: str) -> bool:
 
 def may_end_after(word: str, before: str, following: str) -> bool:
     """Return whether `word` and a full stop end a sentence, by the words around them; `following` is in lower case."""
-    lower, previous = word.lower(), before.lower()
+    lower, previous = re.split("['’]", word.lower())[-1], before.lower()  # l'art. 5
     if lower in NEVER_LAST or f"{previous}.{lower}" in NEVER_LAST:
         return False
     if lower in BEFORE_A_NUMBER and following[:1].isdigit():
@@ -366,15 +374,21 @@ def cut_to_limit(text: str, limit: int, encode: Encode) -> Iterator[tuple[str, l
             ids, starts = encode(text[start : start + seen])
             if len(ids) > limit or start + seen == len(text):
                 break
-        is_rest = start + seen == len(text)
-        if len(ids) <= limit and is_rest:
+        is_rest, limits = start + seen == len(text), (max(1, int(AT_PUNCTUATION * limit)), limit)
+        cut = 0
+        for cuts, most in zip(CUTS, limits, strict=True):
+            if len(ids) <= most and is_rest:
+                break
+            # Where the first token beyond the limit begins; </s>, the last token, takes no characters.
+            reach = max(1, starts[most - 1]) if len(ids) > most else seen
+            # Two halves are better than a long part and a remnant.
+            goal = seen // 2 if is_rest and len(ids) <= 2 * most else reach
+            if cut := best_cut(text[start : start + reach + 1], reach, goal, cuts):
+                break
+        if not cut and len(ids) <= limit and is_rest:
             yield separator, ids, text[start:]
             return
-        # Where the first token beyond the limit begins; </s>, the last token, takes no characters.
-        reach = max(1, starts[limit - 1]) if len(ids) > limit else seen
-        # Two halves are better than a long part and a remnant.
-        goal = seen // 2 if is_rest and len(ids) <= 2 * limit else reach
-        head = text[start : start + best_cut(text[start : start + reach + 1], reach, goal)].rstrip(ALL_WHITE_SPACE)
+        head = text[start : start + (cut or reach)].rstrip(ALL_WHITE_SPACE)
         ids, _ = encode(head)
         # NFKC turns one character into up to 18: only a part that consists of such a character is truncated.
         yield separator, ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]], head
@@ -384,15 +398,18 @@ def cut_to_limit(text: str, limit: int, encode: Encode) -> Iterator[tuple[str, l
         separator = text[end:start]
 
 
-def best_cut(text: str, reach: int, goal: int) -> int:
-    """Return where to cut within the first `reach` characters: at the best of CUTS, as near to the goal as possible."""
+def best_cut(text: str, reach: int, goal: int, cuts: Sequence[re.Pattern[str]]) -> int:
+    """Return where to cut within the first `reach` characters, as near to the goal as possible, or 0.
+
+    cuts: the places, of which the first kind that occurs is taken
+    """
     # One character more, so that a lookahead sees a space after punctuation at the very end.
-    for boundary in CUTS:
-        ends = [match.end() for match in boundary.finditer(text[: reach + 1]) if match.start() > 0]
-        least = 1 if boundary is CUTS[-1] else reach // 3  # no short beginning for the sake of a comma
-        if cuts := [end for end in ends if least <= end <= reach]:
-            return min(cuts, key=lambda end: abs(end - goal))
-    return reach
+    for kind in cuts:
+        least = 1 if kind is CUTS[1][1] else reach // 3  # no short beginning for the sake of a comma
+        ends = [match.end() for match in kind.finditer(text[: reach + 1]) if match.start() > 0]
+        if ends := [end for end in ends if least <= end <= reach]:
+            return min(ends, key=lambda end: abs(end - goal))
+    return 0
 
 
 __all__ = ["split_text"]
