@@ -20,6 +20,8 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.sentences_vaswani_transformer import list_characters
+from vaswani_transformer.tokenization import make_normalizer
 
 END_OF_TEXT = b"\n"  # appended to each text
 SPELLING = bytes_to_unicode()  # byte -> the character that stands for it in byte-level BPE
@@ -54,7 +56,7 @@ class ByteLevelBPE:
             [(left, right) for left, right in merges],
             find_end(content["post_processor"])[0],
             frozenset(token["id"] for token in content.get("added_tokens", [])),
-            content.get("normalizer") is not None,
+            "Lowercase" in json.dumps(content.get("normalizer")),
             "Digits" in [step["type"] for step in list_steps(content["pre_tokenizer"])],
         )
 
@@ -72,8 +74,8 @@ def list_unsupported(content: dict[str, Any], settings: dict[str, Any]) -> list[
     found = [f"model.{field} {json.dumps(model[field])}" for field in NOT_SUPPORTED if model.get(field)]
     if missing := [byte for byte, spelling in SPELLING.items() if spelling not in model["vocab"]]:
         found.append(f"model.vocab without {len(missing)} of the 256 bytes")
-    if content.get("normalizer") not in (None, {"type": "Lowercase"}):
-        found.append(f"normalizer {read_type(content['normalizer'])}")
+    if content.get("normalizer") not in list_normalizers():
+        found.append(f"normalizer {read_type(content['normalizer'])} that does not clean texts as `clean_text`")
     steps = list_steps(content.get("pre_tokenizer") or {})
     if len(steps) == 2 and steps[0] == {"type": "Digits", "individual_digits": True}:
         steps = steps[1:]
@@ -91,6 +93,12 @@ def list_unsupported(content: dict[str, Any], settings: dict[str, Any]) -> list[
     if settings.get("clean_up_tokenization_spaces"):
         found.append("clean_up_tokenization_spaces true (tokenizer_config.json)")
     return found
+
+
+def list_normalizers() -> list[Any]:
+    """Return the supported normalizers, as in tokenizer.json: those of trained tokenizers, and of earlier ones."""
+    trained = [make_normalizer(lowercase, keep_invisible=False) for lowercase in (False, True)]
+    return [None, {"type": "Lowercase"}, *(json.loads(normalizer.__getstate__()) for normalizer in trained)]
 
 
 def read_type(part: Any) -> Any:
@@ -147,9 +155,17 @@ def list_lower_case() -> tuple[np.ndarray, np.ndarray]:
 
 
 @cache
-def list_spaces() -> np.ndarray:
-    """Return `str.isspace` of each character, (UNICODE,): texts of white space have empty translations."""
-    return np.array([chr(code).isspace() for code in range(UNICODE)], np.uint8)
+def list_word_characters() -> np.ndarray:
+    """Return whether each character is a letter or digit, (UNICODE,): texts without any are copied."""
+    return np.array([chr(code).isalnum() for code in range(UNICODE)], np.uint8)
+
+
+@cache
+def list_members(inside: str) -> np.ndarray:
+    """Return whether each character belongs to a set such as INVISIBLE, (UNICODE,)."""
+    members = np.zeros(UNICODE, np.uint8)
+    members[[ord(character) for character in list_characters(inside)]] = 1
+    return members
 
 
 def iterate_unicode() -> Iterator[tuple[int, str]]:
