@@ -164,8 +164,8 @@ function normalized(text, steps) {
       let end = 0;
       for (const match of before.matchAll(expression)) {
         keep(end, match.index);
-        add(content, places[match.index]);
         end = match.index + match[0].length;
+        add(content, places[end - 1]); // as in the library
       }
       keep(end, before.length);
     }

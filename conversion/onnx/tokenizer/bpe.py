@@ -20,7 +20,13 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
-from vaswani_transformer.sentences_vaswani_transformer import list_characters
+from vaswani_transformer.sentences_vaswani_transformer import (
+    INVISIBLE,
+    JOINED,
+    JOINERS,
+    WHITE_SPACE,
+    list_characters,
+)
 from vaswani_transformer.tokenization import make_normalizer
 
 END_OF_TEXT = b"\n"  # appended to each text
@@ -30,6 +36,8 @@ NOT_SUPPORTED = "dropout unk_token continuing_subword_prefix end_of_word_suffix 
 UNICODE = 0x110000  # code points
 BLOCK = 256
 OTHER, LETTER, NUMBER, SPACE, SINGLE_DIGIT = range(5)
+# Flags of characters: letters and digits, without which a text is copied, and the sets of `clean_text`.
+IS_WORD, IS_INVISIBLE, IS_JOINER, IS_JOINED, IS_WHITE_SPACE = (1 << bit for bit in range(5))
 
 
 @dataclass(frozen=True)
@@ -155,17 +163,13 @@ def list_lower_case() -> tuple[np.ndarray, np.ndarray]:
 
 
 @cache
-def list_word_characters() -> np.ndarray:
-    """Return whether each character is a letter or digit, (UNICODE,): texts without any are copied."""
-    return np.array([chr(code).isalnum() for code in range(UNICODE)], np.uint8)
-
-
-@cache
-def list_members(inside: str) -> np.ndarray:
-    """Return whether each character belongs to a set such as INVISIBLE, (UNICODE,)."""
-    members = np.zeros(UNICODE, np.uint8)
-    members[[ord(character) for character in list_characters(inside)]] = 1
-    return members
+def list_flags() -> np.ndarray:
+    """Return what cleaning a text needs to know of each character, a sum of the flags IS_..., (UNICODE,)."""
+    flags = np.array([IS_WORD * chr(code).isalnum() for code in range(UNICODE)], np.uint8)
+    sets = {IS_INVISIBLE: INVISIBLE, IS_JOINER: JOINERS, IS_JOINED: JOINED, IS_WHITE_SPACE: WHITE_SPACE}
+    for flag, inside in sets.items():
+        flags[[ord(character) for character in list_characters(inside)]] += flag
+    return flags
 
 
 def iterate_unicode() -> Iterator[tuple[int, str]]:

@@ -19,21 +19,23 @@ one number for each character.
 import numpy as np
 from onnx import TensorProto
 
-from vaswani_transformer.sentences_vaswani_transformer import INVISIBLE, JOINED, JOINERS, WHITE_SPACE
-
 from ..graph_builder import TO_THE_END, GraphBuilder, cast_to_int, pad_rows, shift, tensor_type
 from .bpe import (
     BLOCK,
     END_OF_TEXT,
+    IS_INVISIBLE,
+    IS_JOINED,
+    IS_JOINER,
+    IS_WHITE_SPACE,
+    IS_WORD,
     SINGLE_DIGIT,
     SPACE,
     SPELLING,
     ByteLevelBPE,
     build_merge_table,
     classify_characters,
+    list_flags,
     list_lower_case,
-    list_members,
-    list_word_characters,
 )
 
 BOUNDARY = SINGLE_DIGIT  # the ends of texts, too, are words by themselves
@@ -52,13 +54,14 @@ def encode_texts(op: GraphBuilder, texts: str, bpe: ByteLevelBPE, pad: int) -> t
     # The last character of a row is the end of its text.
     is_text = op.And(exists, op.Slice(op.Pad(exists, [0, 0, 0, 1]), [1], TO_THE_END, [1]))
     codes = find_code_points(op, characters)
-    is_word = op.And(is_text, op.Cast(look_up(op, list_word_characters(), codes), to=TensorProto.BOOL))
+    flags = look_up(op, list_flags(), codes)
+    is_word = op.And(is_text, has_flag(op, flags, IS_WORD))
     is_blank = op.Not(op.Cast(op.ReduceMax(cast_to_int(op, is_word), [1], keepdims=0), to=TensorProto.BOOL))
     rows = op.Expand(op.Unsqueeze(op.Range(0, op.Squeeze(op.Shape(texts)), 1), [1]), op.Shape(codes))
 
     # Flatten. The tensor is never empty, because it includes the ends of texts.
-    codes, is_text, rows = (select(op, values, exists) for values in (codes, is_text, rows))
-    codes, is_text, rows = clean_characters(op, codes, is_text, rows)
+    codes, is_text, rows, flags = (select(op, values, exists) for values in (codes, is_text, rows, flags))
+    codes, is_text, rows = clean_characters(op, codes, is_text, rows, flags)
     if bpe.lowercase:
         codes, is_text, rows = convert_to_lower_case(op, codes, is_text, rows)
     classes = op.Where(is_text, look_up(op, classify_characters(bpe.split_digits), codes), np.uint8(BOUNDARY))
@@ -126,28 +129,29 @@ def invert_hashes(op: GraphBuilder, characters: str) -> str:
     return times_inverse(rotate_right(times_inverse(hash, 0x1B873593), 15), 0xCC9E2D51)
 
 
-def clean_characters(op: GraphBuilder, codes: str, is_text: str, rows: str) -> tuple[str, str, str]:
-    """Return the three vectors for cleaned texts: see `clean_text`."""
-    vectors = (codes, is_text, rows)
+def has_flag(op: GraphBuilder, flags: str, flag: int) -> str:
+    return op.Cast(op.BitwiseAnd(flags, np.uint8(flag)), to=TensorProto.BOOL)
 
-    def drop(flags: str) -> tuple[str, ...]:
-        return tuple(select(op, values, op.Not(flags)) for values in vectors)
 
-    def is_in(inside: str, codes: str) -> str:
-        return op.Cast(look_up(op, list_members(inside), codes), to=TensorProto.BOOL)
+def clean_characters(op: GraphBuilder, codes: str, is_text: str, rows: str, flags: str) -> tuple[str, str, str]:
+    """Return the first three vectors for cleaned texts: see `clean_text`.
 
-    vectors = drop(op.And(vectors[1], is_in(INVISIBLE, vectors[0])))
-    codes = vectors[0]
-    is_kept = is_in(JOINED, shift(op, codes, 1, np.int32(0)))
-    vectors = drop(op.And(is_in(JOINERS, codes), op.Not(is_kept)))
-    codes, is_text, rows = vectors
-    is_space = op.And(is_text, is_in(WHITE_SPACE, codes))
-    vectors = (op.Where(is_space, np.int32(ord(" ")), codes), is_text, rows)
-    # The last character of the row before is no text.
+    flags: those of `list_flags`
+    """
+    vectors = (codes, is_text, rows, flags)
+
+    def drop(dropped: str) -> tuple[str, ...]:
+        return tuple(select(op, values, op.Not(dropped)) for values in vectors)
+
+    vectors = codes, is_text, rows, flags = drop(op.And(is_text, has_flag(op, flags, IS_INVISIBLE)))
+    is_kept = has_flag(op, shift(op, flags, 1, np.uint8(0)), IS_JOINED)
+    codes, is_text, rows, flags = drop(op.And(has_flag(op, flags, IS_JOINER), op.Not(is_kept)))
+    is_space = op.And(is_text, has_flag(op, flags, IS_WHITE_SPACE))
+    vectors = (op.Where(is_space, np.int32(ord(" ")), codes), is_text, rows, is_space)
+    # A space stays if it is not the first character of its text, nor follows another space; then if it is not the last.
     after_space = op.Or(shift(op, is_space, 1, False), op.Not(shift(op, is_text, 1, False)))
-    vectors = codes, is_text, rows = drop(op.And(is_space, after_space))
-    at_end = op.Not(shift(op, is_text, -1, False))
-    codes, is_text, rows = drop(op.And(op.And(is_text, op.Equal(codes, np.int32(ord(" ")))), at_end))
+    vectors = codes, is_text, rows, is_space = drop(op.And(is_space, after_space))
+    codes, is_text, rows, _ = drop(op.And(is_space, op.Not(shift(op, is_text, -1, False))))
     return codes, is_text, rows
 
 
