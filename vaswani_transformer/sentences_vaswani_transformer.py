@@ -375,7 +375,7 @@ def cut_to_limit(text: str, limit: int, encode: Encode) -> Iterator[tuple[str, l
             if len(ids) > limit or start + seen == len(text):
                 break
         is_rest, limits = start + seen == len(text), (max(1, int(AT_PUNCTUATION * limit)), limit)
-        cut = 0
+        cut = reach = 0
         for cuts, most in zip(CUTS, limits, strict=True):
             if len(ids) <= most and is_rest:
                 break

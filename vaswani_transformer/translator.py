@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from .doubts import Doubt, find_reasons
 from .errors import InputError, as_input_errors
 from .lines import check_unicode
 from .search_vaswani_transformer import SearchSettings, check_number
@@ -52,6 +53,8 @@ class Part:
     text_index: int
     source: list[int]  # token ids, ending in </s>; empty after the last sentence of a text that does not end there
     copied: str  # what stands between the previous part and this one
+    text: str
+    is_cut: bool  # whether it is a part of a sentence
 
 
 class Translator(ABC):
@@ -163,6 +166,8 @@ class Translator(ABC):
         max_source_length: int | None = None,
         split_sentences: bool = True,
         progress: bool = False,
+        doubts: list[Doubt] | None = None,
+        warn_ratio: float | None = None,
         **search: Any,
     ) -> list[list[Hypothesis]]:
         """Translate texts and return the best hypotheses of each, with their scores and tokens, best first.
@@ -174,6 +179,8 @@ class Translator(ABC):
             is copied: white space, line breaks, bullets, rules. False splits only lines that are longer than
             max_source_length.
         progress: show progress bars on stderr.
+        doubts: a list to which the parts with a doubtful best translation are added: empty, a loop, a cut sentence.
+        warn_ratio: also those with fewer target than source tokens times this number.
         search: changes of the settings in generation_config.json, such as `num_beams=8`: fields of SearchSettings.
 
         Returns at most `num_return_sequences` hypotheses (default: 1) and at least one for each text, in order. Raises
@@ -189,7 +196,7 @@ class Translator(ABC):
         with show_progress(progress, "splitting") as advance:
             for number, text in enumerate(texts):
                 for piece in split_text(text, limit, self._encode, split_sentences, self.clean):
-                    parts.append(Part(number, piece.ids, piece.copied))
+                    parts.append(Part(number, piece.ids, piece.copied, piece.text, piece.is_cut))
                     advance(1)
         found: list[list[Hypothesis]] = [[] for _ in parts]
         sources = [i for i, part in enumerate(parts) if part.source]
@@ -205,6 +212,10 @@ class Translator(ABC):
         for part, hypotheses in zip(parts, found, strict=True):
             so_far = translations[part.text_index]
             translations[part.text_index] = join_hypotheses(so_far, part.copied, hypotheses)
+            if doubts is not None and part.source:
+                best = hypotheses[0]
+                reasons = find_reasons(part.source, best.tokens, best.text, part.is_cut, warn_ratio)
+                doubts += [Doubt(part.text_index, reason, part.text, best.text) for reason in reasons]
         return translations
 
 
