@@ -129,7 +129,8 @@ def test_utf_8_is_used_in_any_locale(exported, translate, expected, tmp_path):
     text = "\ufeff" + "\r\n".join(LINES)  # a byte order mark, carriage returns, no newline at the end
     process = command(*translate, LC_ALL="C")
     out, err = process.communicate(text.encode())
-    assert (out.decode().split("\n"), err, process.returncode) == ([*expected, ""], b"", 0)
+    assert (out.decode().split("\n"), process.returncode) == ([*expected, ""], 0)
+    assert err.startswith(b"warning: doubtful translations") and err.count(b"\n") == 1  # the model repeats itself
 
 
 @pytest.mark.parametrize(

@@ -122,11 +122,13 @@ def test_learned_positions_limit_the_parts():
             translate(LONG, max_source_length=length)
 
 
-def test_white_space_has_an_empty_translation(translate):
+def test_what_has_no_word_is_copied(translate, translator):
+    text = f"- {TEXTS[0]}\n\n---\n{TEXTS[0]} 🙂\n"
+    assert texts(translate([text], batch_size=2)) == translator.translate([text])
     assert translate(["", TEXTS[0], " \n\t"], batch_size=2) == [
         {"translation_text": ""},
         *translate([TEXTS[0]]),
-        {"translation_text": ""},
+        {"translation_text": " \n\t"},
     ]
     assert translate("") == [{"translation_text": ""}]
 

@@ -1,5 +1,6 @@
-"""The tokenizer: lossless for any text, special tokens that users cannot type, a plain folder for AutoTokenizer."""
+"""The tokenizer: lossless for any cleaned text, special tokens that users cannot type, a plain folder."""
 
+import functools
 import gzip
 import json
 import weakref
@@ -16,6 +17,7 @@ from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.loading import load_tokenizer
 from vaswani_transformer.model_folder import read_tokenizer
+from vaswani_transformer.sentences_vaswani_transformer import clean_text
 from vaswani_transformer.tokenization import train_tokenizer
 
 CONTROL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -25,7 +27,9 @@ TEXTS = [*GERMAN, *ENGLISH, "Kauf 12 Äpfel für 3,50 €!", *["a </s> b </s></s
 SQUARES = gzip.compress("".join(f"{i * i}\n" for i in range(999)).encode())
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]))
-awkward_text = st.text(st.sampled_from("  \n\r\t\x00\ufeff\u0301\u200d\u2028äÄß🙂👩🏽日ﷺ<>/sapdunk.'12"))
+awkward_text = st.text(
+    st.sampled_from("  \n\r\t\xad\u200b\u200c\x00\ufeff\u0301\u200d\u2028äÄß🙂👩🏽日ﷺ<>/sapdunk.'12")
+)
 with_control_tokens = st.lists(st.sampled_from([*CONTROL_TOKENS, " ", "a", "<", "</", "s>"])).map("".join)
 
 
@@ -39,11 +43,40 @@ def tokenizer(request, tmp_path_factory) -> PreTrainedTokenizerFast:
 
 @settings(max_examples=200, deadline=None)
 @given(text=any_text | awkward_text | with_control_tokens)
-def test_decoding_returns_exactly_the_text(tokenizer, text):
+def test_decoding_returns_exactly_the_cleaned_text(tokenizer, text):
     ids = tokenizer(text)["input_ids"]
-    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert tokenizer.decode(ids, skip_special_tokens=True) == clean_text(text)
     assert ids[-1] == 2 and all(token >= 4 for token in ids[:-1]), "a special token that is typed is text"
     assert tokenizer.encode(text) == tokenizer(text_target=text)["input_ids"] == ids
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=any_text | awkward_text)
+def test_a_tokenizer_that_keeps_invisible_characters_strips_only_the_ends(text):
+    tokenizer = keeping_tokenizer()
+    kept = text.strip("".join(chr(code) for code in SPACES_OF_UNICODE))
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == kept
+
+
+@functools.cache
+def keeping_tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(TEXTS, 290, keep_invisible=True)
+
+
+# Characters with the property White_Space (Unicode, PropList.txt).
+SPACES_OF_UNICODE = [
+    *range(9, 14),
+    32,
+    0x85,
+    0xA0,
+    0x1680,
+    *range(0x2000, 0x200B),
+    0x2028,
+    0x2029,
+    0x202F,
+    0x205F,
+    0x3000,
+]
 
 
 def test_special_tokens_have_the_ids_of_the_model(tokenizer):

@@ -1,5 +1,6 @@
 """The results of a run: the model, its checkpoints, its log and its curve."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -34,7 +35,8 @@ def test_the_model_is_the_average_of_the_last_checkpoints(uninterrupted):
     translator = Translator.from_pretrained(folder)
     assert len(translator.translate(["abc", "hgf"])) == 2
     lengths = [np.fromfile(path, np.int32) for path in folder.glob("corpus/*/source.lengths")]
-    assert translator.trained_length == max(lengths, key=len).max()  # the training corpus is the largest
+    training = sorted(max(lengths, key=len))  # the training corpus is the largest
+    assert translator.trained_length == training[math.ceil(0.99 * (len(training) - 1))]
 
 
 def test_altered_weights_are_refused(uninterrupted, tmp_path):

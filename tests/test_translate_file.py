@@ -12,6 +12,8 @@ from saved_model import ENGLISH, GERMAN, saved_model
 
 from vaswani_transformer import Translator
 from vaswani_transformer.cli import main
+from vaswani_transformer.doubts import find_reasons
+from vaswani_transformer.lines import unwrap_lines
 
 LINES = 47
 PART = 5
@@ -156,3 +158,67 @@ def test_parts_of_unknown_origin_are_not_touched(words, tmp_path, refused):
     assert "so its origin is unknown" in refused(main, words())
     assert (folder / "part-00").read_text() == "mine"
     assert not (folder / "about.json").exists()
+
+
+# Hard-wrapped texts as mail programs, README files and books have them, and their lines without the wraps.
+WRAPPED = [
+    ("A man rides\na red bike.\n\nTwo dogs run.", ["A man rides a red bike.", "", "Two dogs run."]),
+    ("- A man\n  rides.\n- Two dogs.", ["- A man rides.", "- Two dogs."]),
+    ("# Title\nText that\ngoes on.", ["# Title", "Text that goes on."]),
+    ("A well-\nknown man", ["A well-known man"]),
+    ("A sen\xad\ntence.", ["A sentence."]),
+    ("1. One\n   more.\n2. Two.", ["1. One more.", "2. Two."]),
+    ("Text.\n---\nMore\ntext.", ["Text.", "---", "More text."]),
+    ("| a | b |\n|---|---|\n| c | d |", ["| a | b |", "|---|---|", "| c | d |"]),
+    ("今天天气\n很好。", ["今天天气很好。"]),
+    ("> quoted\n> lines\n\n\nEnd.", ["> quoted", "> lines", "", "", "End."]),
+]
+
+
+@pytest.mark.parametrize("text, expected", WRAPPED)
+def test_the_lines_of_a_paragraph_are_joined(text, expected):
+    assert list(unwrap_lines(text.split("\n"))) == expected
+
+
+def test_a_wrapped_text_gives_a_line_for_each_paragraph(words, work, tmp_path):
+    write_lines(tmp_path / "text", ["The house", "is small.", "", "---", "The cat."])
+    main([*words(input=tmp_path / "text"), "--unwrap"])
+    expected = Translator.from_pretrained(work[0] / "model", device="cpu").translate(
+        ["The house is small.", "The cat."]
+    )
+    assert lines_of(tmp_path / "out") == [expected[0], "", "---", expected[1]]
+
+
+@pytest.mark.parametrize(
+    "translation, text, is_cut, ratio, reasons",
+    [
+        ([5, 6, 7, 8, 9, 10, 2], "a", False, 0.5, []),
+        ([5, 6, 2], "a", False, 0.5, ["the translation has 0.33 times as many tokens as the source"]),
+        ([5, 6, 2], "a", False, None, []),
+        ([2], " ", False, 0.5, ["the translation is empty"]),
+        ([5, 6] * 5 + [2], "a", False, None, ["the translation repeats itself"]),
+        ([5, 6] * 4 + [2], "a", False, None, []),
+        ([5, 6, 7, 2], "a", True, None, ["the sentence was cut at the limit"]),
+    ],
+)
+def test_doubtful_translations_are_named(translation, text, is_cut, ratio, reasons):
+    assert find_reasons([11, 12, 13, 14, 15, 16, 2], translation, text, is_cut, ratio) == reasons
+
+
+def test_a_loop_that_the_source_has_is_no_doubt():
+    assert find_reasons([5] * 6 + [2], [7] * 6 + [2], "ha ha ha ha ha ha", False, None) == []
+
+
+def test_a_report_lists_doubtful_translations_and_changes_none(words, tmp_path, capsys, refused):
+    lines = [ENGLISH[0], "---", " ".join(ENGLISH).replace(".", "")]
+    write_lines(tmp_path / "text", lines)
+    options = words(input=tmp_path / "text") + ["--max-source-length", "20"]
+    main([*options, "--report", str(tmp_path / "report")])
+    rows = [row.split("\t") for row in lines_of(tmp_path / "report")]
+    assert {row[0] for row in rows if "cut" in row[1]} == {"3"}
+    assert " ".join(row[2] for row in rows if "cut" in row[1]) == lines[2]
+    assert "times the sentence was cut at the limit" in capsys.readouterr().err
+    with_report = lines_of(tmp_path / "out")
+    main(options)
+    assert lines_of(tmp_path / "out") == with_report
+    assert "--report" in refused(main, [*options, "--report", str(tmp_path / "missing" / "report")])

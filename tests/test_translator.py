@@ -18,11 +18,11 @@ from vaswani_transformer import TorchTranslator, Translator, cached_decoder
 from vaswani_transformer.cached_decoder import fuse_layers
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.search_vaswani_transformer import LENGTH_PENALTIES
-from vaswani_transformer.sentences_vaswani_transformer import CHARACTERS_PER_TOKEN, best_cut, split_text
+from vaswani_transformer.sentences_vaswani_transformer import CHARACTERS_PER_TOKEN, CUTS, best_cut, split_text
 from vaswani_transformer.tokenization import train_tokenizer
 from vaswani_transformer.translator import LOGITS_PER_TOKEN, Hypothesis, NotFiniteError
 
-SENTENCES = [*ENGLISH, *GERMAN, "a", "zwölf", "two apples, two apples, two apples", "</s> <pad>", "日本語 🙂"]
+SENTENCES = [*ENGLISH, *GERMAN, "a", "zwölf", "two apples, two apples, two apples", "</s> <pad>", "日本語 🙂 1"]
 
 
 def by_generate(translator: TorchTranslator, text: str, **options) -> tuple[Any, list[float]]:
@@ -43,10 +43,10 @@ def test_batches_translate_like_single_calls_of_generate(translator, num_beams):
     assert len(set(translations)) > len(SENTENCES) // 2  # the model does not repeat one translation
 
 
-def test_empty_texts_have_empty_translations_in_place(translator):
+def test_blank_texts_are_copied_in_place(translator):
     texts = ["", SENTENCES[0], " \t", SENTENCES[1], "\n", ""]
     one, two = translator.translate(SENTENCES[:2])
-    assert translator.translate(texts) == ["", one, "", two, "", ""]
+    assert translator.translate(texts) == ["", one, " \t", two, "\n", ""]
     assert translator.translate([]) == []
     assert translator.translate("") == [""]
     assert translator.translate(texts[1]) == [one]
@@ -114,16 +114,16 @@ def test_a_translation_scores_the_same_when_forced(translator):
 
 
 def test_a_text_at_the_limit_is_not_split(translator):
-    text = "A house, a cat"
+    text = "A house a cat"
     ids, _ = translator._encode(text)
-    assert [part for part, _ in split_text(text, len(ids), translator._encode)] == [ids]
+    assert [part.ids for part in split_text(text, len(ids), translator._encode)] == [ids]
     assert len(list(split_text(text, len(ids) - 1, translator._encode))) == 2
 
 
 def test_very_long_tokens_lose_no_character():
     translator = TorchTranslator(untrained_model(), train_tokenizer(["x" * 8192], 267))  # of up to 128 letters each
     text = "x" * 5000
-    parts = [ids for ids, _ in split_text(text, 8, translator._encode)]
+    parts = [part.ids for part in split_text(text, 8, translator._encode)]
     assert "".join(translator._decode(ids) for ids in parts) == text
 
 
@@ -132,7 +132,7 @@ def test_leading_white_space_makes_no_part(translator):
     for spaces in (" " * 40, "\n\u3000" * CHARACTERS_PER_TOKEN[1] * 20):
         for text in (long, "small"):
             found, expected = (list(split_text(each, 16, translator._encode)) for each in (spaces + text, text))
-            assert found == expected
+            assert found[0].copied == spaces and [part.text for part in found] == [part.text for part in expected]
 
 
 def test_only_a_character_beyond_the_limit_is_truncated():
@@ -143,12 +143,12 @@ def test_only_a_character_beyond_the_limit_is_truncated():
     expanded, _ = translator._encode("\ufdfa")
     assert len(expanded) > 8
     parts = list(itertools.islice(split_text("ab \ufdfa\ufdfa cd", 8, translator._encode), 9))
-    assert [ids for ids, _ in parts] == [
+    assert [part.ids for part in parts] == [
         translator._encode("ab")[0],
         *[[*expanded[:7], 2]] * 2,
         translator._encode("cd")[0],
     ]
-    assert [separator for _, separator in parts] == ["", " ", "", " "]
+    assert [part.copied for part in parts] == ["", " ", "", " "]
 
 
 @pytest.mark.parametrize(
@@ -157,16 +157,21 @@ def test_only_a_character_beyond_the_limit_is_truncated():
         ("Nein. Ja.", 9, "Nein. Ja."),
         ("One. Two and three", 10, "One."),
         ("He said “No.” She left", 15, "He said “No.”"),
-        ("3.14 and 2.71", 13, "3.14 and "),
+        ("3.14 and 2.71", 13, "3.14 "),
         ("It is 3.14 now", 8, "It is "),
         ("一。」二三", 4, "一。」"),
         ("One?) Two and three", 10, "One?)"),
-        ("abcdef", 4, "abcd"),
-        (".......", 4, "...."),
+        ("A dog, a cat and a bird", 20, "A dog,"),
+        ("A dog runs, a cat sleeps", 16, "A dog runs,"),
+        ("A dog runs and a cat sleeps", 17, "A dog runs "),
+        ("He fell, because", 16, "He fell,"),
+        ("一，二三四", 4, "一，"),
+        ("abcdef", 4, ""),
+        (".......", 4, ""),
     ],
 )
-def test_a_split_prefers_sentence_ends_then_spaces(text, reach, kept):
-    assert text[: best_cut(text, reach)] == kept
+def test_a_split_prefers_sentence_ends_then_commas_conjunctions_and_spaces(text, reach, kept):
+    assert text[: best_cut(text, reach, reach, [*CUTS[0], *CUTS[1]])] == kept
 
 
 def test_hypotheses_of_parts_are_joined_by_rank(translator):
@@ -235,7 +240,9 @@ def test_weights_are_copied_once_for_all_batches(translator, monkeypatch):
 def test_texts_of_a_million_letters_are_refused_at_once(translator):
     text = "a" * 1_000_000
     for call in (translator.translate, translator.find_hypotheses):
-        with pytest.raises(InputError, match="^text 2 has 1,000,000 characters; max_characters is 100,000: split"):
+        with pytest.raises(
+            InputError, match="^text 2: a sentence has 1,000,000 characters, the limit is 10,000; split it"
+        ):
             call(["a", text])
     with pytest.raises(InputError, match="target 1 has 1,000,000 characters"):
         translator.score("a", text)

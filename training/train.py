@@ -134,7 +134,7 @@ class Run:
         # Section 3: the model, on the processes and hardware that there are.
         mean_length = sum(corpora.training.mean_lengths) / 2
         model, choices = make_model(settings.model, settings.hardware, config, device, settings.run.seed, mean_length)
-        record_trained_length(model, int(lengths[0].max()))
+        record_trained_length(model, lengths[0])
         # Set for every run, because a process may train several models. dynamic: compile once for all sentence lengths.
         compiler: Any = machine.choose_compiler(settings.hardware, device, self.total_steps, processes, saved)
         accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend=compiler, dynamic=True)

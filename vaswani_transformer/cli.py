@@ -6,6 +6,7 @@ Each command imports its dependencies when it runs, so that `--help` does not wa
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -15,12 +16,12 @@ import typer
 
 from . import __version__
 from .atomic import atomic_folder, check_new_folder
+from .doubts import Doubt
 from .errors import InputError
 from .exit import exit_cleanly
-from .lines import check_file, open_output, read_arriving_lines, read_lines, remove_line_breaks
+from .lines import check_file, open_output, read_arriving_lines, read_lines, remove_line_breaks, unwrap_lines
 from .options import Backend, BatchTokens, Device, Dtype, LengthPenalty, NumBeams
 from .programs import import_program, program_name
-from .sentences_vaswani_transformer import LONGEST_TEXT
 from .translate_file import model_sha256, translate_file
 from .translator import Hypothesis, NotFiniteError, Translator, as_texts
 
@@ -106,6 +107,9 @@ def tokenizer(
         list[str] | None,
         typer.Option("--symbol", help="A text that stays one token, such as <2de>; repeat it for further symbols."),
     ] = None,
+    keep_invisible: Annotated[
+        bool, typer.Option("--keep-invisible", help="Keep soft hyphens, zero-width spaces and kinds of white space.")
+    ] = False,
 ) -> None:
     folder = check_new_folder(output)
     for file in files:
@@ -125,6 +129,7 @@ def tokenizer(
         split_digits=split_digits,
         lowercase=lowercase,
         symbols=symbols or (),
+        keep_invisible=keep_invisible,
     )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with atomic_folder(folder) as unfinished:
@@ -206,10 +211,19 @@ def translate(
     batch_tokens: BatchTokens = 8192,
     max_source_length: Annotated[
         int | None,
-        typer.Option(help="Split sentences of more tokens; default: the longest in training, or 256 if unknown."),
+        typer.Option(help="Split sentences of more tokens; default: what 99% in training had, or 128 if unknown."),
     ] = None,
     split_sentences: Annotated[bool, typer.Option(help="Translate the sentences of a line one by one.")] = True,
-    max_characters: Annotated[int, typer.Option(help="Refuse longer lines.")] = LONGEST_TEXT,
+    max_characters: Annotated[int | None, typer.Option(help="Refuse longer lines; default: no limit.")] = None,
+    unwrap: Annotated[bool, typer.Option("--unwrap", help="Join the lines of a paragraph: one paragraph out.")] = False,
+    report: Annotated[
+        str | None,
+        typer.Option(help="Append doubtful translations to this file: line, reason, source, text (tab-separated)."),
+    ] = None,
+    warn_ratio: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Doubt translations with fewer than RATIO times the source's tokens."),
+    ] = None,
     chunk_lines: Annotated[
         int, typer.Option(min=1, help="Lines that are batched together, and lost at most by an interruption.")
     ] = 2000,
@@ -229,6 +243,8 @@ def translate(
         raise InputError(f"{ranks} processes share the text: give --input FILE and --output FILE")
     if input != "-":
         check_file(input)
+    if report is not None:  # refuse an impossible name before the translation
+        append_report(Path(report), [], 1)
     if in_parts and not Path(output).absolute().parent.is_dir():
         raise InputError(f"--output {output}: the folder {Path(output).parent} does not exist")
     if progress is None:
@@ -247,14 +263,22 @@ def translate(
         num_return_sequences=num_return_sequences,
     )
     cut = {"max_source_length": max_source_length, "split_sentences": split_sentences}
+    counts: Counter[str] = Counter()
+
+    def read(path: str | Path) -> Iterator[str]:
+        return unwrap_lines(read_lines(path)) if unwrap else read_lines(path)
 
     def translate_lines(lines: list[str], first: int) -> Iterator[bytes]:
+        doubts: list[Doubt] = []
         texts = as_texts(lines, "line", max_characters, first)
-        options = {"batch_tokens": batch_tokens, "max_characters": max_characters, "progress": progress}
+        options = {"batch_tokens": batch_tokens, "progress": progress, "doubts": doubts, "warn_ratio": warn_ratio}
         try:
             translations = translator.find_hypotheses(texts, **options, **cut, **vars(settings))
         except NotFiniteError as error:
             raise NotFiniteError(error.index, "line", first) from None
+        counts.update(doubt.reason.split(" has ")[0] for doubt in doubts)
+        if report is not None:
+            append_report(Path(report), doubts, first)
         for number, hypotheses in enumerate(translations, start=first):
             if scores or num_return_sequences > 1:
                 yield from score_lines(hypotheses, number if num_return_sequences > 1 else None)
@@ -263,16 +287,38 @@ def translate(
 
     if in_parts:
         about = {"model": model_sha256(translator.folder), "backend": backend, "dtype": dtype, "precision": precision}
-        about |= {"scores": scores, **cut, **vars(settings)}
-        translate_file(translate_lines, Path(input), Path(output), chunk_lines, about, rank, ranks)
+        about |= {"scores": scores, "unwrap": unwrap, **cut, **vars(settings)}
+        translate_file(translate_lines, Path(input), Path(output), chunk_lines, about, rank, ranks, read)
+        warn_of_doubts(counts, report)
         return
-    chunks = read_arriving_lines(chunk_lines) if input == "-" else split_into_chunks(read_lines(input), chunk_lines)
+    is_typed = input == "-" and not unwrap
+    chunks = read_arriving_lines(chunk_lines) if is_typed else split_into_chunks(read(input), chunk_lines)
     with open_output(output) as out:
         done = 0
         for lines in chunks:
             out.writelines(translate_lines(lines, done + 1))
             out.flush()
             done += len(lines)
+    warn_of_doubts(counts, report)
+
+
+def append_report(path: Path, doubts: list[Doubt], first: int) -> None:
+    """Append doubtful translations to the report, with the numbers of their lines."""
+    rows = [(str(first + doubt.text_index), doubt.reason, doubt.source, doubt.translation) for doubt in doubts]
+    content = "".join("\t".join(" ".join(column.split()) for column in row) + "\n" for row in rows)
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(content)
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise InputError(f"--report {path}: {error.strerror}; name a file in an existing folder") from None
+
+
+def warn_of_doubts(counts: Counter[str], report: str | None) -> None:
+    """Say on stderr how many translations are doubtful, by reason."""
+    if counts:
+        reasons = "; ".join(f"{count} times {reason}" for reason, count in counts.most_common())
+        where = f"{report} lists them" if report else "--report FILE lists them"
+        typer.echo(f"warning: doubtful translations: {reasons} ({where})", err=True)
 
 
 def load_translator(model: str, download: bool, backend: Any = "torch", **options: Any) -> Any:

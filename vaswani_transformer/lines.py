@@ -9,8 +9,9 @@ import os
 import re
 import select
 import sys
+import unicodedata
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -163,3 +164,37 @@ def check_unicode(text: str, name: str) -> None:
 def remove_line_breaks(text: str) -> str:
     """Replace each run of line breaks by a space, so that one input line gives one output line."""
     return re.sub(r"[\r\n]+", " ", text)
+
+
+# A list item, heading, quotation or table begins a line of its own.
+NEW_LINE = re.compile(r"\s*(?:[-*+•‣◦·–—#>|]+\s|\w{1,3}[.)]\s|\||```|~~~)")
+
+
+def unwrap_lines(lines: Iterable[str]) -> Iterator[str]:
+    """Join the lines of a hard-wrapped text into one line for each paragraph; blank lines stay.
+
+    List items, headings, and lines without a letter or digit begin a line of their own.
+    """
+    paragraph = ""
+    for line in lines:
+        has_word = any(letter.isalnum() for letter in line)
+        if paragraph and (not has_word or NEW_LINE.match(line)):
+            yield paragraph
+            paragraph = ""
+        if not has_word or line.lstrip().startswith(("#", "|", "```", "~~~")):
+            yield line
+        elif paragraph:
+            paragraph = join_wrapped(paragraph, line.strip())
+        else:
+            paragraph = line.rstrip()
+    if paragraph:
+        yield paragraph
+
+
+def join_wrapped(first: str, second: str) -> str:
+    """Join two lines of a paragraph: by a space, unless a hyphen ends the first, or the script has no spaces."""
+    if first.endswith("\xad"):
+        return first[:-1] + second
+    is_hyphen = first[-1] == "-" and first[-2:-1].isalpha() and second[0].islower()
+    has_no_spaces = all(unicodedata.east_asian_width(letter) in "WF" for letter in (first[-1], second[0]))
+    return first + second if is_hyphen or has_no_spaces else f"{first} {second}"

@@ -11,7 +11,7 @@ model's repository; it imports only torch and transformers.
 
 import re
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any, cast
 
 import torch
@@ -22,7 +22,14 @@ from transformers.pipelines.base import ChunkPipeline
 from transformers.utils.hub import cached_file
 
 from .modeling_vaswani_transformer import gnmt_length_penalty
-from .sentences_vaswani_transformer import LONGEST_TEXT, TARGET_TOKENIZER, join_texts, source_limit, split_text
+from .sentences_vaswani_transformer import (
+    TARGET_TOKENIZER,
+    check_sentences,
+    choose_cleaning,
+    join_texts,
+    source_limit,
+    split_text,
+)
 
 TASK = "translation"
 
@@ -38,12 +45,13 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
     return_tensors: return `translation_token_ids` instead of `translation_text`, or beside it with `return_text=True`
     clean_up_tokenization_spaces: as in the tokenizer's `decode()`, which ignores it for a BPE
     truncation: accepted as in transformers 4 and without effect, since long sentences are cut and no part is dropped
-    max_source_length: cut sentences of more tokens (default: the longest that the model was trained on, else 256)
-    split_sentences: translate the sentences of a text one by one, as models are trained, and join the translations
-        with the white space between them (default); False cuts only texts that are longer than max_source_length
+    max_source_length: cut sentences of more tokens (default: the length that 99% of the training sentences do not
+        exceed, else 128)
+    split_sentences: translate the sentences of a text one by one, as models are trained, and copy what stands between
+        them (default); False cuts only lines that are longer than max_source_length
 
     `src_lang` and `tgt_lang` are refused: a model translates in one direction. Other arguments go to `generate()`,
-    whose defaults are the paper's search. A text of only white space has an empty translation. Translations do not
+    whose defaults are the paper's search. A text without a letter or digit is copied. Translations do not
     depend on the other texts in the batch.
     """
 
@@ -66,6 +74,7 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         if self.tokenizer is None:
             raise ValueError("a translation pipeline needs a tokenizer; pass tokenizer=")
         self.source_tokenizer = cast(Any, self.tokenizer)
+        self.clean = choose_cleaning(self.source_tokenizer.backend_tokenizer.normalizer)
         self.target_tokenizer = cast(Any, target_tokenizer or load_target_tokenizer(config) or self.tokenizer)
         if len(self.target_tokenizer) > config.decoder_vocab_size:
             raise ValueError(
@@ -117,21 +126,18 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         """Yield the encoded sentences of a text, or parts of them."""
         if not isinstance(text, str):
             raise ValueError(f"the text to translate is a str or a list of str, not {type(text).__name__}")
-        if len(text) > LONGEST_TEXT:
-            raise ValueError(f"a text has {len(text):,} characters; split it: the limit is {LONGEST_TEXT:,}")
-        trained_length = getattr(self.model.generation_config, "max_source_length", None) if split_sentences else None
-        limit = source_limit(max_source_length, trained_length, self.model.config.learned_positions)
-        parts = list(split_text(text, limit, self._encode, split_sentences))
-        is_blank = not parts
-        if is_blank:  # only white space, but transformers needs at least one part
-            parts = [(self._encode("")[0], "")]
-        for number, (ids, separator) in enumerate(parts, start=1):
-            input_ids = torch.tensor([ids])
+        check_sentences(text)
+        trained_length = getattr(self.model.generation_config, "max_source_length", None)
+        limit = source_limit(max_source_length, trained_length, self.model.config.learned_positions, split_sentences)
+        parts = list(split_text(text, limit, self._encode, split_sentences, self.clean))
+        for number, part in enumerate(parts, start=1):
+            # transformers needs ids of each part, also of what is only copied.
+            input_ids = torch.tensor([part.ids or self._encode("")[0]])
             yield {
                 "input_ids": input_ids,
                 "attention_mask": torch.ones_like(input_ids),
-                "separator": separator,
-                "is_blank": is_blank,
+                "separator": part.copied,
+                "is_blank": not part.ids,
                 "is_last": number == len(parts),
             }
 
@@ -183,14 +189,14 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         """Return the translations of a text, best first, joining the k-th best translations of its parts."""
         decoding = {"skip_special_tokens": True, "clean_up_tokenization_spaces": clean_up_tokenization_spaces}
         of_parts = [self._hypotheses(part, decoding) for part in parts if not part["is_blank"]]
-        separators = [part["separator"] for part in parts[1:]]
+        separators = [part["separator"] for part in parts]
         translations = []
         for hypotheses in zip(*(of_parts or [[("", 0.0, [])]]), strict=False):  # a part may have fewer translations
             texts, scores, tokens = zip(*hypotheses, strict=True)
             translation: dict[str, Any] = {}
             if return_text or not return_tensors:
-                text, *following = texts
-                for separator, next_text in zip(separators, following, strict=True):
+                text = ""
+                for separator, next_text in zip_longest(separators, texts if of_parts else [], fillvalue=""):
                     text = join_texts(text, separator, next_text)
                 translation[f"{TASK}_text"] = text
             if return_tensors:

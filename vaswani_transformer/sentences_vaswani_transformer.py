@@ -1,66 +1,161 @@
-"""Split a text into sentences, which a model translates one at a time, and join their translations.
+"""Split a text into sentences, which a model translates one at a time, and put their translations in their places.
 
-Models are trained on single sentences; given two at once, they often omit the second. Translator, the ONNX translator
-and the pipeline share this file, and hub/space-static/sentences.js follows the same rules. It is published with
-the pipeline and imports only the standard library.
+Models are trained on single sentences; given two at once, they often omit the second. What stands between the
+sentences is copied: white space, line breaks, and parts without a letter or digit such as bullets, rules and emoji.
+Translator, the ONNX translator and the pipeline share this file, and hub/space-static/sentences.js follows the same
+rules. It is published with the pipeline and imports only the standard library.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from .search_vaswani_transformer import check_number
 
 # Subfolder of a model folder: the decoder's tokenizer, if the languages have separate vocabularies.
 TARGET_TOKENIZER = "target_tokenizer"
 
-# Cut sentences of more tokens, if generation_config.json has no max_source_length (the longest in training).
-MAX_SOURCE_LENGTH = 256
+# Cut sentences of more tokens, if generation_config.json has no max_source_length.
+MAX_SOURCE_LENGTH = 128
 SHORTEST_MAX_SOURCE_LENGTH = 8  # a character takes up to four tokens, </s> one
 LONGEST_MAX_SOURCE_LENGTH = 1_000_000  # of models with sinusoids, which have no last position
-# Characters of a text, unless a call allows more: a line of a million letters would take minutes.
-LONGEST_TEXT = 100_000
+# Characters of a sentence: one of a million letters would take minutes.
+LONGEST_SENTENCE = 10_000
+# A sentence that has more than this share of the limit is cut already, if it can be cut at punctuation.
+AT_PUNCTUATION = 0.7
 # To find the cut in a long sentence, tokenise this many characters per allowed token: at first, and at most.
 CHARACTERS_PER_TOKEN = (6, 32)
 
-# A possible end of a sentence: a line break, or punctuation with the quotes and brackets that close after it and white
-# space. Chinese and Japanese have no space there. The lookbehinds keep long runs of one character linear.
+# ---- characters ------------------------------------------------------------------------------------------------------
+
+# Sets of characters, each the inside of [...] in a regular expression of Python or of the tokenizers library.
+LINE_BREAKS = "\n-\r\x85\u2028\u2029"
+# White space in Unicode and in Python, and three characters that are drawn as a blank.
+WHITE_SPACE = "\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u2800\u3000\u3164\uffa0"
+# Control and format characters that a reader does not see and no word needs: soft hyphen, zero-width space, byte order
+# mark, marks of the writing direction, variation selectors, tags.
+INVISIBLE = (
+    "\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u061c\u17b4\u17b5\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f"
+    "\ufe00-\ufe0f\ufeff\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+# Zero-width joiner and non-joiner and Mongolian's variation selectors are part of the spelling in some scripts.
+JOINERS = "\u180b-\u180f\u200c\u200d"
+# They are kept after these characters: Arabic, Syriac, the scripts of South and South-East Asia, Mongolian; emoji.
+JOINED = (
+    "\u0600-\u109f\u1780-\u180a\u1810-\u18af\u1900-\u1cff\ua800-\uabff\ufb50-\ufdff\ufe70-\ufefc"
+    "\U00010a00-\U00011fff\U0001e900-\U0001e95f\u2190-\u2bff\U0001f000-\U0001faff"
+)
+
+
+def list_characters(inside: str) -> list[str]:
+    """Return the characters of the inside of [...]."""
+    ranges = re.findall("(.)(?:-(.))?", inside, re.DOTALL)
+    return [chr(code) for first, last in ranges for code in range(ord(first), ord(last or first) + 1)]
+
+
+ALL_WHITE_SPACE = "".join(list_characters(WHITE_SPACE))
+NOT_SPACE = re.compile(f"[^{WHITE_SPACE}]")
+# The steps that clean a text, patterns and replacements; then its ends are stripped.
+CLEANING = ((f"[{INVISIBLE}]+", ""), (f"(?<![{JOINED}])[{JOINERS}]+", ""), (f"[{WHITE_SPACE}]+", " "))
+STEPS = [(re.compile(pattern), replacement) for pattern, replacement in CLEANING]
+UNCLEAN = re.compile(f"[{INVISIBLE}{JOINERS}]|(?! )[{WHITE_SPACE}]|  |\\A | \\Z")
+# Symbols at the ends of a sentence that are copied: bullets, rules, markup, emoji.
+SYMBOLS = re.compile(
+    f"[#*+\\-‐-―−=~|•‣◦⁃·_`^\u2190-\u21ff\u2300-\u2bff\u20e3\U0001f000-\U0001faff{WHITE_SPACE}{INVISIBLE}{JOINERS}]"
+)
+
+# What is copied keeps of them only those that belong to an emoji.
+NOT_OF_EMOJI = re.compile(
+    f"(?<![#*0-9\u2190-\u2bff\U0001f000-\U0001faff\u200d\ufe0f\U000e0000-\U000e0fff])[{INVISIBLE}{JOINERS}]"
+)
+
+# ---- ends of sentences -----------------------------------------------------------------------------------------------
+
+# A text between two of these is split by itself: line breaks, tags of HTML blocks, bars of tables, fences of code.
+SEPARATOR = re.compile(
+    rf"""(?P<fence>(?<![^{LINE_BREAKS}])[ \t]{{0,8}}(?:`{{3,}}|~{{3,}})[^{LINE_BREAKS}]*)
+    |[{LINE_BREAKS}]+
+    |</?(?:br|p|div|li|ul|ol|h[1-6]|hr|tr|td|th|table)(?![a-z0-9])[^<>{LINE_BREAKS}]{{0,200}}>
+    |(?<![^{WHITE_SPACE}])\|+(?![^{WHITE_SPACE}])""",
+    re.VERBOSE | re.IGNORECASE,
+)
+CLOSING_FENCE = re.compile(f"(?<![^{LINE_BREAKS}])[ \\t]{{0,8}}(?:`{{3,}}|~{{3,}})[ \\t]*(?![^{LINE_BREAKS}])")
+# A possible end of a sentence: punctuation, with the quotes, brackets, asterisks and numbers of notes that close after
+# it. The lookbehinds keep long runs of one character linear. The second line has full stops that need no space
+# after them: of Chinese, Japanese, Hindi, Urdu, Amharic, Armenian, Burmese and Khmer, and Arabic's question mark; and
+# the question mark of Greek and the full stop of Armenian where they are typed as ; and :
 BOUNDARY = re.compile(
-    r"""(?<!\s)(?P<lines>\s*[\r\n\u2028\u2029]\s*)
-    |(?<![.!?…])(?P<mark>[.!?…]+)(?P<closing>[\"'”’»)\]“‘«]*)(?P<space>\s+)
-    |[。！？]+[」』）”’]*(?P<cjk>\s*)""",
+    rf"""(?<![.!?…])(?P<mark>[.!?…]+)
+        (?P<closing>[\"'”’»›)\]}}“‘«*_`]*(?:\[[0-9]{{1,3}}\])*(?:[\x20\xa0\u202f]»(?=[{WHITE_SPACE}]))?)
+        (?P<space>[{WHITE_SPACE}]*)
+    |(?P<full>[。！？｡।॥۔؟።፧፨։။។៕‼⁇⁈⁉]+[!?]*|(?<=[\u0370-\u03ff\u1f00-\u1fff])[;\u037e](?=[{WHITE_SPACE}])
+        |(?<=[\u0561-\u0587]):(?=[{WHITE_SPACE}]))
+        (?P<closes>[」』）”’»)\"'*_]*)(?P<gap>[{WHITE_SPACE}]*)""",
     re.VERBOSE,
 )
-LINE_BREAK = re.compile(r"[\r\n\u2028\u2029]")
-PUNCTUATION = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s|\Z)|[。！？]+[」』）]*")
-SPACE, NOT_SPACE, WORD = re.compile(r"\s+"), re.compile(r"\S"), re.compile(r"\w+")
-LAST_LETTER = re.compile(r"\w\W*\Z")
+# Japanese quotes go on with a particle: 「はい。」と言った。
+PARTICLE = re.compile("[とっのがはをもに]")
+# Urdu's full stop also joins the letters of abbreviations: پی۔ایچ۔ڈی
+SHORT_URDU = re.compile("(?<![\u0600-\u06d3\u06d5-\u06ff])[\u0600-\u06d3\u06d5-\u06ff]{1,3}\\Z")
+URDU_VERBS = frozenset("ہے ہیں تھا تھی تھے گا گی گے ہوں ہو".split())
+LETTER = re.compile(r"[^\W_]")
+WORD = re.compile(r"\w+")
+# Where to cut a sentence that is too long: after punctuation; in front of a conjunction, at a space.
+CUTS = (
+    (
+        re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\ |\Z)|[。！？｡।॥۔؟።፧։]+[」』）]*"),
+        re.compile(r"[;:,،؛][\"'”’»)\]]*(?=\ )|[，、；：፣]|\ [–—-](?=\ )"),
+    ),
+    (
+        re.compile(
+            r"\ (?=(?:and|or|but|while|because|which|who|that|und|oder|aber|während|weil|et|ou|mais|qui|que|y|pero|ma|"
+            r"che|mas|en|maar|и|но|а|или|что|i|ale|ve|و|और|या)\ )"
+        ),
+        re.compile(f"[{WHITE_SPACE}]+"),
+    ),
+)
 # The end of a sentence that a space follows. Chinese and Japanese double an ellipsis.
 SPACED_END = re.compile(r"(?:[.!?]|(?<!…)…)[\"'”’»)\]“‘«]*\Z")
 # Quotes, brackets and dashes in front of the word that may begin a sentence.
-OPENING = "\"'“‘„«»‹›([{¿¡*-–— "
+OPENING = "\"'“‘„«»‹›([{¿¡*_`-–— \xa0\u202f"
 # The last word in front of a full stop, and the word before that one.
-LAST_WORDS = re.compile(r"(?:(?P<before>[^\W\d]+)[^\w\s]*\s+)?[\"'“‘„«‹(\[]*(?P<word>\S+)\Z")
+LAST_WORDS = re.compile(
+    rf"(?:(?P<before>[^\W\d]+)[^\w{WHITE_SPACE}]*[{WHITE_SPACE}]+)?[\"'“‘„«‹(\[*_]*(?P<word>[^{WHITE_SPACE}]+)\Z"
+)
 
-ACRONYM = re.compile(r"[^\W\d]+(\.[^\W\d]+)+")  # U.S, p.m
+ACRONYM = re.compile(r"[^\W\d]{1,3}(\.[^\W\d]{1,3})+")  # U.S, p.m
+# "bike.Two dogs": a word or a year in front of the full stop, and a capitalised word that ends at a space or
+# punctuation after it.
+BEFORE_GLUED = re.compile(r"(?:[^\W\d_]+['’-])*[^\W\d_]+[^\W\d_][)\]”\"’]*|[12][0-9]{3}")
+AFTER_GLUED = re.compile(rf"[^\W\d_]+(?:['’-][^\W\d_]+)*(?=[{WHITE_SPACE},;:!?…\"”’)\]*]|\.(?:[{WHITE_SPACE}]|\Z)|\Z)")
+# Such capitalised words are parts of names: Node.Js, Booking.Com
+NAME_ENDS = frozenset("com net org edu gov io js ts py md txt csv html xml json pdf php asp doc exe zip app ai".split())
 
-# Abbreviations (English, German, French), in lower case and without their last full stop. NEVER_LAST precede a name or
-# the rest of a phrase, BEFORE_A_NUMBER a number; MAYBE_LAST may end a sentence.
+# Abbreviations, in lower case and without their last full stop. NEVER_LAST precede a name or the rest of a phrase,
+# BEFORE_A_NUMBER a number; MAYBE_LAST may end a sentence.
 NEVER_LAST = frozenset(
-    "mr mrs ms dr prof rev hon gen col maj capt lt sgt gov sen rep vs cf approx e.g i.e "
-    "hr hrn fr frl dipl ing bzw ca vgl evtl ggf inkl sog z.b d.h v.a z.t m mm mme mmes mlle mlles mgr p.ex".split()
+    "mr mrs ms dr prof rev hon gen col maj capt lt sgt gov sen rep messrs adm cmdr vs cf approx e.g i.e viz "
+    "hr hrn fr frl fa dipl ing bzw ca vgl evtl ggf inkl exkl zzgl bspw sog z.b d.h v.a z.t i.d.r "
+    "m mm mme mmes mlle mlles mgr p.ex sra srta dra dña ud uds p.ej sig sigg dott avv exmo exma srs "
+    "dhr mevr mw drs bijv d.w.z m.b.t i.v.m t.ex bl.a s.k "
+    "ул им проф акад т.е т.к см просп тов np tzn tzw inż ul např tzv mudr örn bkz π.χ κ δρ डॉ".split()
 )
 BEFORE_A_NUMBER = frozenset(
-    "no nos nr nrn fig figs abb p pp s vol bd art abs kap ch chap sec eq tab n "
-    "jan feb mar apr jun jul aug sep sept oct okt nov dec dez".split()
+    "no nos nr nrn fig figs abb p pp s vol bd art abs kap ch chap sec eq tab n núm pag pág págs blz str č "
+    "рис стр гл σελ jan feb mar apr jun jul aug sep sept oct okt nov dec dez".split()
 )
 MAYBE_LAST = frozenset(
-    "etc usw usf st str ave jr sr inc ltd co corp bros dept est al u.a o.ä u.ä chr n.chr v.chr".split()
+    "etc usw usf st str ave jr sr inc ltd co corp bros dept est al u.a o.ä u.ä chr n.chr v.chr ecc enz aprox "
+    "т.д т.п др г гг itd itp atd apod osv vb κ.λπ κλπ".split()
 )
 # An ambiguous full stop ends a sentence if the next word is one that often begins a sentence.
 STARTERS = frozenset(
     "the a an he she it they we i you this that these those there his her their my our in on at but and so if when "
     "what der die das ein eine er sie es wir ich ihr du dies diese dieser dann aber und wenn im am auf "
-    "le la les un une il elle ils elles nous je vous ce cette ces mais et dans".split()
+    "le la les un une il elle ils elles nous je vous ce cette ces mais et dans "
+    "el los las una él ella ellos nosotros yo pero cuando lo gli uno lui lei loro noi io questo questa ma "
+    "os um uma ele ela eles nós eu isto mas de het een hij zij ze wij ik dat dit maar "
+    "он она они оно мы я вы это но в на по после ona ono oni ale bu bir ama ο η το οι τα".split()
 )
 # German ordinals: "der 2. Weltkrieg", "am 3. Mai"; but "Er ist 12. Sie ist 10."
 BEFORE_AN_ORDINAL = frozenset(
@@ -73,83 +168,203 @@ MONTHS = frozenset("januar jänner februar märz april mai juni juli august sept
 Encode = Callable[[str], tuple[list[int], list[int]]]
 
 
-def source_limit(requested: int | None, trained_length: int | None, positions: int | None) -> int:
-    """Return the token limit of a sentence: the requested one or, by default, the longest in training, if known.
+def source_limit(
+    requested: int | None, trained_length: int | None, positions: int | None, sentences: bool = True
+) -> int:
+    """Return the token limit of a part: the requested one or, by default, the recorded length of the training.
 
-    positions: the number of learned positions, which no limit exceeds;  raises ValueError
+    positions: the number of learned positions, which no limit exceeds
+    sentences: False for texts that are not split, whose default is not below MAX_SOURCE_LENGTH
+    Raises ValueError.
     """
     least, most = SHORTEST_MAX_SOURCE_LENGTH, positions or LONGEST_MAX_SOURCE_LENGTH
     if requested is None:
-        return min(MAX_SOURCE_LENGTH if trained_length is None else max(trained_length, least), most)
+        default = MAX_SOURCE_LENGTH if trained_length is None else max(trained_length, least)
+        return min(default if sentences else max(default, MAX_SOURCE_LENGTH), most)
     return check_number("max_source_length", requested, least, most)
 
 
-def split_text(text: str, limit: int, encode: Encode, sentences: bool = True) -> Iterator[tuple[list[int], str]]:
-    """Yield the token ids of each sentence, at most `limit`, and the white space before it.
+def clean_text(text: str) -> str:
+    """Drop invisible characters, make each run of white space one space, and strip the ends.
 
-    A longer sentence is cut at a space, or else between letters. A text of only white space yields nothing.
+    Tokenizers trained by this package do the same themselves.
+    """
+    if UNCLEAN.search(text):
+        for pattern, replacement in STEPS:
+            text = pattern.sub(replacement, text)
+        text = text.strip(" ")
+    return text
 
-    sentences: False to cut a text only where it is too long, after punctuation if possible
+
+def choose_cleaning(normalizer: Any) -> Callable[[str], str]:
+    """Return the function that cleans texts for a tokenizer: `clean_text`, except for what its normalizer decides.
+
+    A converted tokenizer may drop some of these characters or turn them into a space, as its toolkit does; they are
+    left to it. A tokenizer that strips the ends and keeps a soft hyphen was trained to keep invisible characters; its
+    texts are only stripped.
+
+    normalizer: of the tokenizers library, or None
+    """
+    if normalizer is None:
+        return clean_text
+    normalize = normalizer.normalize_str
+    if normalize(" a\xadb ") == "a\xadb":
+        return strip_text
+    characters = list_characters(INVISIBLE + JOINERS + WHITE_SPACE)
+    own = [character for character in characters if normalize(f"a{character} b") == normalize("a b")]
+    if len(own) in (0, len(characters)):
+        return clean_text
+    others = f"(?![{re.escape(''.join(own))}])"
+    steps = [(re.compile(f"(?:{others}{pattern[:-1]})+"), replacement) for pattern, replacement in CLEANING]
+
+    def clean(text: str) -> str:
+        if UNCLEAN.search(text):
+            for pattern, replacement in steps:
+                text = pattern.sub(replacement, text)
+        return strip_text(text)
+
+    return clean
+
+
+def strip_text(text: str) -> str:
+    return text.strip(ALL_WHITE_SPACE)
+
+
+class Piece(NamedTuple):
+    """A unit of translation: a sentence, or a part of a very long one."""
+
+    copied: str  # what stands between the previous piece and this one, and is copied
+    ids: list[int]  # token ids, ending in </s>; empty after the last sentence of a text that does not end there
+    text: str
+    is_cut: bool  # whether it is a part of a sentence
+
+
+def split_text(
+    text: str, limit: int, encode: Encode, sentences: bool = True, clean: Callable[[str], str] = clean_text
+) -> Iterator[Piece]:
+    """Yield the sentences of a text, each with at most `limit` tokens, and what is copied between them.
+
+    A longer sentence is cut at punctuation, at a conjunction, at a space, or else between letters. If the text ends in
+    anything that is copied, or is empty, the last piece has no ids.
+
+    sentences: False to cut a line only where it is too long
     """
     end = 0
-    for start, stop in sentence_spans(text) if sentences else [(0, len(text))]:
-        for ids, part_start, part_stop in cut_to_limit(text, start, stop, limit, encode):
-            yield ids, text[end:part_start] if end else ""
-            end = part_stop
+    keep = clean is strip_text
+    for start, stop in sentence_spans(text, sentences):
+        copied = text[end:start] if keep else NOT_OF_EMOJI.sub("", text[end:start])
+        pieces = list(cut_to_limit(clean(text[start:stop]), limit, encode))
+        for number, (separator, ids, part) in enumerate(pieces):
+            yield Piece(separator if number else copied, ids, part, len(pieces) > 1)
+        end = stop
+    if end < len(text) or not text:
+        yield Piece(text[end:] if keep else NOT_OF_EMOJI.sub("", text[end:]), [], "", False)
+
+
+def check_sentences(text: str) -> None:
+    """Raise ValueError for a sentence of more than LONGEST_SENTENCE characters."""
+    if len(text) <= LONGEST_SENTENCE:
+        return
+    longest = max((stop - start for start, stop in sentence_spans(text)), default=0)
+    if longest > LONGEST_SENTENCE:
+        raise ValueError(f"a sentence has {longest:,} characters, the limit is {LONGEST_SENTENCE:,}; split it")
 
 
 def join_texts(first: str, separator: str, second: str) -> str:
-    """Join the translations of consecutive parts by the white space between the parts.
+    """Join the translations of consecutive parts by what is copied between them.
 
-    Chinese and Japanese have none between sentences; if the translation's language does, it gets a space.
+    Chinese and Japanese have nothing between sentences; if the translation's language does, it gets a space.
     """
     if not separator and second and SPACED_END.search(first):
         separator = " "
     return first + separator + second
 
 
-def sentence_spans(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each sentence. White space around the text belongs to its first and last sentence."""
-    start = 0
-    first_word, last_letter = WORD.search(text), LAST_LETTER.search(text)
+def sentence_spans(text: str, sentences: bool = True) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each sentence, or each line, without the symbols and white space around it."""
     is_cased = any(letter.isupper() for letter in text)
-    for match in BOUNDARY.finditer(text):
-        end = max(match.start(group) for group in ("lines", "space", "cjk"))  # -1 for the groups that do not match
-        if first_word is None or last_letter is None or last_letter.start() < match.end():
-            break  # what follows has no word
-        if first_word.start() >= end:
-            continue
-        breaks = match["mark"] is None or LINE_BREAK.search(match["space"]) is not None
-        if breaks or is_sentence_end(text, start, match, is_cased):
+    for start, stop in separated_spans(text):
+        line = text[start:stop]
+        for first, last in split_line(line, is_cased) if sentences else [(0, len(line))]:
+            while first < last and (SYMBOLS.match(line, first) or line[first] == ">"):  # a quoted line
+                first += 1
+            while first < last and SYMBOLS.match(line, last - 1):
+                last -= 1
+            if LETTER.search(line, first, last):
+                yield start + first, start + last
+
+
+def separated_spans(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of what stands between line breaks, tags and bars, without blocks of code."""
+    start, may_close = 0, True
+    while found := SEPARATOR.search(text, start):
+        yield start, found.start()
+        start = found.end()
+        if found["fence"] and may_close:
+            closing = CLOSING_FENCE.search(text, start)
+            may_close = closing is not None
+            start = closing.end() if closing else start
+    yield start, len(text)
+
+
+def split_line(line: str, is_cased: bool) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each sentence of a line."""
+    start, first = 0, LETTER.search(line)
+    for match in BOUNDARY.finditer(line):
+        end = match.end("closing") if match["full"] is None else match.end("closes")
+        if match.end() == len(line) or first is None:
+            break
+        if first.start() < end and is_sentence_end(line, start, match, is_cased):
             yield start, end
             start = match.end()
-            first_word = WORD.search(text, start)
-    if start < len(text):
-        yield start, len(text)
+            first = LETTER.search(line, start)
+    yield start, len(line)
 
 
-def is_sentence_end(text: str, start: int, match: re.Match[str], is_cased: bool) -> bool:
+def is_sentence_end(line: str, start: int, match: re.Match[str], is_cased: bool) -> bool:
     """Return whether the punctuation that BOUNDARY matched ends the sentence that begins at `start`."""
     following = match.end()
-    while following < len(text) - 1 and text[following] in OPENING:
+    while following < len(line) - 1 and line[following] in OPENING:
         following += 1
-    if text[following].islower() and (is_cased or match["closing"]):  # "Nein!" sagte er
+    before = line[max(start, match.start() - 40) : match.start()]
+    if match["full"] is not None:
+        if match["full"] in (";", "\u037e", ":"):
+            return not line[following].islower()
+        if match["gap"]:
+            return True
+        if match["full"] == "۔":
+            return not SHORT_URDU.search(before) or re.split(f"[{WHITE_SPACE}۔]", before)[-1] in URDU_VERBS
+        return not (match["closes"] and PARTICLE.match(line, following))
+    last = LAST_WORDS.search(before)
+    if not match["space"]:
+        after = AFTER_GLUED.match(line, following)
+        return is_cased and last is not None and after is not None and may_be_glued(last["word"], after[0])
+    if line[following].islower() and (is_cased or match["closing"]):  # "Nein!" sagte er
         return False
     if match["mark"] in ("...", "…"):  # between spaces it stands for words that are left out
-        return not text[match.start() - 1].isspace()
-    next_word = WORD.match(text, following)
-    last = LAST_WORDS.search(text, max(start, match.start() - 40), match.start())
+        return line[match.start() - 1] not in ALL_WHITE_SPACE
+    next_word = WORD.match(line, following)
     if match["mark"] != "." or next_word is None or last is None:
         return True
-    return may_end_after(last["word"], last["before"] or "", next_word[0].lower())
+    is_initial = len(next_word[0]) == 1 and next_word[0].isalpha() and line.startswith(".", next_word.end())
+    return may_end_after(last["word"], last["before"] or "", "" if is_initial else next_word[0].lower())
+
+
+def may_be_glued(word: str, following: str) -> bool:
+    """Return whether a sentence may end between two words with a full stop, but no space between them."""
+    lower = word.lower()
+    if lower in NEVER_LAST or lower in MAYBE_LAST or lower in BEFORE_A_NUMBER or following.lower() in NAME_ENDS:
+        return False
+    is_first_word = following in ("I", "A") or (following[0].isupper() and following[1:].islower())
+    return is_first_word and BEFORE_GLUED.fullmatch(word) is not None
 
 
 def may_end_after(word: str, before: str, following: str) -> bool:
     """Return whether `word` and a full stop end a sentence, by the words around them; `following` is in lower case."""
-    lower, previous = word.lower(), before.lower()
+    lower, previous = re.split("['’]", word.lower())[-1], before.lower()  # l'art. 5
     if lower in NEVER_LAST or f"{previous}.{lower}" in NEVER_LAST:
         return False
-    if lower in BEFORE_A_NUMBER and following[0].isdigit():
+    if lower in BEFORE_A_NUMBER and following[:1].isdigit():
         return False
     if lower.isdigit() and len(lower) <= 2:  # the number of an item in a list, or an ordinal
         return bool(before) and previous not in BEFORE_AN_ORDINAL and following not in MONTHS
@@ -160,40 +375,52 @@ def may_end_after(word: str, before: str, following: str) -> bool:
     return True
 
 
-def cut_to_limit(text: str, start: int, stop: int, limit: int, encode: Encode) -> Iterator[tuple[list[int], int, int]]:
-    """Yield the parts of text[start:stop] of at most `limit` tokens: their ids, start and end."""
-    while NOT_SPACE.search(text, start, stop):
+def cut_to_limit(text: str, limit: int, encode: Encode) -> Iterator[tuple[str, list[int], str]]:
+    """Yield the parts of a sentence of at most `limit` tokens: the white space before, the ids and the text of each."""
+    start, separator = 0, ""
+    while start < len(text):
         ids, starts, seen = [], [], 0
         for per_token in CHARACTERS_PER_TOKEN:
-            seen = min(limit * per_token, stop - start)
+            seen = min(limit * per_token, len(text) - start)
             ids, starts = encode(text[start : start + seen])
-            if len(ids) > limit or start + seen == stop:
+            if len(ids) > limit or start + seen == len(text):
                 break
-        if len(ids) <= limit and start + seen == stop:
-            yield ids, start, stop
+        is_rest, limits = start + seen == len(text), (max(1, int(AT_PUNCTUATION * limit)), limit)
+        cut = reach = 0
+        for cuts, most in zip(CUTS, limits, strict=True):
+            if len(ids) <= most and is_rest:
+                break
+            # Where the first token beyond the limit begins; </s>, the last token, takes no characters.
+            reach = max(1, starts[most - 1]) if len(ids) > most else seen
+            # Two halves are better than a long part and a remnant.
+            goal = seen // 2 if is_rest and len(ids) <= 2 * most else reach
+            if cut := best_cut(text[start : start + reach + 1], reach, goal, cuts):
+                break
+        if not cut and len(ids) <= limit and is_rest:
+            yield separator, ids, text[start:]
             return
-        if text[start].isspace():  # skip white space longer than a part, which would have no word
-            start = SPACE.match(text, start).end()  # pyright: ignore[reportOptionalMemberAccess]
-            continue
-        # Where the first token beyond the limit begins; </s>, the last token, takes no characters.
-        reach = max(1, starts[limit - 1]) if len(ids) > limit else seen
-        cut = start + best_cut(text[start : start + reach + 1], reach)
-        head = text[start:cut].rstrip()
+        head = text[start : start + (cut or reach)].rstrip(ALL_WHITE_SPACE)
         ids, _ = encode(head)
         # NFKC turns one character into up to 18: only a part that consists of such a character is truncated.
-        yield ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]], start, start + len(head)
-        after = NOT_SPACE.search(text, cut, stop)
-        start = after.start() if after else stop
+        yield separator, ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]], head
+        end = start + len(head)
+        after = NOT_SPACE.search(text, end)
+        start = after.start() if after else len(text)
+        separator = text[end:start]
 
 
-def best_cut(text: str, reach: int) -> int:
-    """Return where to cut within the first `reach` characters: after the last punctuation, or else the last space."""
-    # One character more, so that PUNCTUATION's lookahead sees a space after a full stop at the very end.
-    for boundary in (PUNCTUATION, SPACE):
-        matches = boundary.finditer(text[: reach + 1])
-        if cuts := [match.end() for match in matches if 0 < match.start() and match.end() <= reach]:
-            return cuts[-1]
-    return reach
+def best_cut(text: str, reach: int, goal: int, cuts: Sequence[re.Pattern[str]]) -> int:
+    """Return where to cut within the first `reach` characters, as near to the goal as possible, or 0.
+
+    cuts: the places, of which the first kind that occurs is taken
+    """
+    # One character more, so that a lookahead sees a space after punctuation at the very end.
+    for kind in cuts:
+        least = 1 if kind is CUTS[1][1] else reach // 3  # no short beginning for the sake of a comma
+        ends = [match.end() for match in kind.finditer(text[: reach + 1]) if match.start() > 0]
+        if ends := [end for end in ends if least <= end <= reach]:
+            return min(ends, key=lambda end: abs(end - goal))
+    return 0
 
 
 __all__ = ["split_text"]

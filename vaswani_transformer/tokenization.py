@@ -1,7 +1,9 @@
 """One shared byte-level BPE for both languages (section 5.1), saved as a plain tokenizer.json.
 
-The vocabulary contains every byte, so no text is unknown and decoding returns exactly the encoded text. AutoTokenizer
-loads the saved folder without code of this package.
+The vocabulary contains every byte, so no text is unknown and decoding returns exactly the encoded text after its
+normalisation: invisible characters are dropped and each run of white space is one space, in training and in
+translation, since a model translates text with characters that it has never seen badly. AutoTokenizer loads the saved
+folder without code of this package.
 
 A `</s>` typed by a user is encoded as text because `split_special_tokens` is set in tokenizer_config.json.
 tokenizer.json has no field for it: programs that read this file alone set `tokenizer.encode_special_tokens = True`,
@@ -13,11 +15,12 @@ Symbols (placeholders, tags, language codes) are added tokens that are not speci
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from .errors import InputError
 from .lines import check_unicode
+from .sentences_vaswani_transformer import CLEANING
 
 # In the order of their ids, 0 to 3, the defaults of VaswaniTransformerConfig, which says why <pad> is not 0.
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -34,6 +37,7 @@ def train_tokenizer(
     split_digits: bool = False,
     lowercase: bool = False,
     symbols: Sequence[str] = (),
+    keep_invisible: bool = False,
     min_frequency: int = 2,
     model_max_length: int = 1024,
     show_progress: bool = False,
@@ -45,6 +49,8 @@ def train_tokenizer(
     split_digits: make every digit a token, so that unseen numbers consist of known tokens
     lowercase: lower-case every text, as papers on small corpora do; decoding then returns lower-cased text
     symbols: texts that are one token each, wherever they occur, such as `<2de>`
+    keep_invisible: keep invisible characters and all white space, except at the ends of a text. Without it, zero-width
+        joiners are kept only after letters of scripts that spell with them, such as Persian and Hindi, and in emoji
     min_frequency: smallest number of occurrences of a pair to be merged
     model_max_length: length for `tokenizer(..., truncation=True)`; the model with sinusoids has no maximum length
 
@@ -55,7 +61,7 @@ def train_tokenizer(
     if vocab_size < SMALLEST_VOCABULARY + len(symbols):
         counted = f"{len(SPECIAL_TOKENS)} special tokens{f', {len(symbols)} symbols' if symbols else ''} and 256 bytes"
         raise InputError(f"vocab_size {vocab_size} is too small: {counted} need {SMALLEST_VOCABULARY + len(symbols)}")
-    tokenizer = make_untrained_bpe(split_digits, lowercase)
+    tokenizer = make_untrained_bpe(split_digits, lowercase, keep_invisible)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(symbols),
         min_frequency=min_frequency,
@@ -111,10 +117,20 @@ def leave_out(symbols: Sequence[str], texts: Iterable[str]) -> Iterator[str]:
         yield from filter(None, pattern.split(text))
 
 
-def make_untrained_bpe(split_digits: bool, lowercase: bool) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
+def make_normalizer(lowercase: bool, keep_invisible: bool) -> normalizers.Normalizer:
+    """Return the normalizer of a trained tokenizer; `choose_cleaning` recognises what it keeps."""
+    steps: list[normalizers.Normalizer] = []
+    if not keep_invisible:
+        steps += [normalizers.Replace(Regex(pattern), replacement) for pattern, replacement in CLEANING]
+    steps.append(normalizers.Strip())
     if lowercase:
-        tokenizer.normalizer = normalizers.Lowercase()
+        steps.append(normalizers.Lowercase())
+    return normalizers.Sequence(steps)
+
+
+def make_untrained_bpe(split_digits: bool, lowercase: bool, keep_invisible: bool) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = make_normalizer(lowercase, keep_invisible)
     tokenizer.pre_tokenizer = byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if split_digits:
         digits = pre_tokenizers.Digits(individual_digits=True)

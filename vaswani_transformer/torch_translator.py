@@ -20,7 +20,7 @@ from .loading import load_model, wrap_tokenizer
 from .model_folder import ModelFolder, find_folder
 from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration, target_vocab_size
 from .search_vaswani_transformer import SearchSettings, check_number, refuse_settings_of_generate
-from .sentences_vaswani_transformer import TARGET_TOKENIZER
+from .sentences_vaswani_transformer import TARGET_TOKENIZER, choose_cleaning
 from .translator import (
     LARGEST_COUNT,
     LOGITS_PER_TOKEN,
@@ -83,6 +83,7 @@ class TorchTranslator(Translator):
                 f"translations (in a folder: {TARGET_TOKENIZER}/tokenizer.json)"
             )
         self.model, self.tokenizer, self.target_tokenizer = model, tokenizer, target_tokenizer or tokenizer
+        self.clean = choose_cleaning(tokenizer.backend_tokenizer.normalizer)
         settings = model.generation_config.to_dict()
         with as_input_errors():
             refuse_settings_of_generate(settings)
@@ -160,7 +161,7 @@ class TorchTranslator(Translator):
             batch_tokens = check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
         if not sources:
             return []
-        source_ids = cast(list[list[int]], self.tokenizer(sources, verbose=False)["input_ids"])
+        source_ids = cast(list[list[int]], self.tokenizer(list(map(self.clean, sources)), verbose=False)["input_ids"])
         target_ids = cast(list[list[int]], self.target_tokenizer(text_target=targets, verbose=False)["input_ids"])
         for kind, side in (("source", source_ids), ("target", target_ids)):
             for number, ids in enumerate(side, start=1):

@@ -6,7 +6,7 @@ command translates the missing parts, with any number of processes.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,18 +24,26 @@ Translate = Callable[[list[str], int], Iterable[bytes]]
 
 
 def translate_file(
-    translate: Translate, source: Path, output: Path, part_lines: int, about: dict[str, Any], rank: int, ranks: int
+    translate: Translate,
+    source: Path,
+    output: Path,
+    part_lines: int,
+    about: dict[str, Any],
+    rank: int,
+    ranks: int,
+    read: Callable[[Path], Iterator[str]] = read_lines,
 ) -> None:
     """Translate a file, or resume its translation.
 
     about: what determines the translations, besides the text
     rank, ranks: the number of this process, from 0, and of all processes
+    read: how to read the lines of the source
     Raises InputError if OUTPUT.parts holds parts of another translation, BrokenFileError if a part is truncated.
     """
     folder = output.with_name(f"{output.name}.parts")
     claim_parts(folder, about | {"chunk_lines": part_lines, "input": files_sha256(source)})
     parts: dict[Path, int] = {}  # and their numbers of lines
-    lines = read_lines(source)
+    lines = read(source)
     while chunk := list(islice(lines, part_lines)):
         number = len(parts)
         part = folder / f"part-{number:07}"

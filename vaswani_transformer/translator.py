@@ -9,16 +9,17 @@ Nothing here needs torch: `torch_translator.py` runs the search with torch, `onn
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from .doubts import Doubt, find_reasons
 from .errors import BrokenFileError, InputError, as_input_errors
 from .lines import check_unicode
 from .search_vaswani_transformer import SearchSettings, check_number
-from .sentences_vaswani_transformer import LONGEST_TEXT, join_texts, source_limit, split_text
+from .sentences_vaswani_transformer import check_sentences, join_texts, source_limit, split_text
 
 if TYPE_CHECKING:  # imported where they are used: either backend works without the other
     from .onnx_translator import OnnxTranslator
@@ -59,13 +60,18 @@ class NotFiniteError(BrokenFileError):
         self.index = index
 
 
+NOTHING = Hypothesis("", 0.0, [])  # the translation of what is only copied
+
+
 @dataclass(frozen=True)
 class Part:
     """A unit of translation: a sentence, a part of a very long one, or a text that is kept whole."""
 
     text_index: int
-    source: list[int]  # token ids, ending in </s>
-    separator: str  # the white space between the previous part and this one
+    source: list[int]  # token ids, ending in </s>; empty after the last sentence of a text that does not end there
+    copied: str  # what stands between the previous part and this one
+    text: str
+    is_cut: bool  # whether it is a part of a sentence
 
 
 class Translator(ABC):
@@ -81,6 +87,7 @@ class Translator(ABC):
     positions: int | None  # number of learned positions; None: no maximum
     pad: int
     target_vocabulary: int  # number of the decoder's tokens
+    clean: Callable[[str], str]  # what the source tokenizer needs before a text is tokenized: see choose_cleaning
 
     @overload
     @classmethod
@@ -157,7 +164,7 @@ class Translator(ABC):
         return found
 
     def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
-        """Translate texts by beam search (section 6.1); a text of white space gets an empty translation.
+        """Translate texts by beam search (section 6.1); text without a letter or digit is copied.
 
         options: those of `find_hypotheses`, which also returns scores and further translations
         Returns the best translation of each text, in order. Raises InputError.
@@ -174,59 +181,65 @@ class Translator(ABC):
         texts: str | Sequence[str],
         *,
         batch_tokens: int = 8192,
-        max_characters: int = LONGEST_TEXT,
         max_source_length: int | None = None,
         split_sentences: bool = True,
         progress: bool = False,
+        doubts: list[Doubt] | None = None,
+        warn_ratio: float | None = None,
         **search: Any,
     ) -> list[list[Hypothesis]]:
         """Translate texts and return the best hypotheses of each, with their scores and tokens, best first.
 
         batch_tokens: maximum number of source tokens, padding included, times beams in a batch; limits memory use. A
             sentence counts as at least one token for every 4,096 tokens of the target vocabulary, for its logits.
-        max_characters: refuse longer texts.
-        max_source_length: split sentences of more tokens (default: the length of the longest training sentence, or 256
-            if unknown; 256 for whole texts).
-        split_sentences: translate the sentences of a text one by one, as models are trained, and join the translations
-            with the white space between them; False splits only texts that are longer than max_source_length.
+        max_source_length: split sentences of more tokens (default: the length that 99% of the training sentences do not
+            exceed, or 128 if unknown; at least 128 for whole lines).
+        split_sentences: translate the sentences of a text one by one, as models are trained. What stands between them
+            is copied: white space, line breaks, bullets, rules. False splits only lines that are longer than
+            max_source_length.
         progress: show progress bars on stderr.
+        doubts: a list to which the parts with a doubtful best translation are added: empty, a loop, a cut sentence.
+        warn_ratio: also those with fewer target than source tokens times this number.
         search: changes of the settings in generation_config.json, such as `num_beams=8`: fields of SearchSettings.
 
         Returns at most `num_return_sequences` hypotheses (default: 1) and at least one for each text, in order. Raises
         InputError, and NotFiniteError naming the text whose translations have no finite score.
         """
-        texts = as_texts(texts, "text", max_characters)
+        texts = as_texts(texts, "text")
         settings = self.change_search(**search)
         with as_input_errors():
-            limit = source_limit(max_source_length, self.trained_length if split_sentences else None, self.positions)
+            limit = source_limit(max_source_length, self.trained_length, self.positions, split_sentences)
             batch_tokens = check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
 
         parts: list[Part] = []
         with show_progress(progress, "splitting") as advance:
             for number, text in enumerate(texts):
-                for source, separator in split_text(text, limit, self._encode, split_sentences):
-                    parts.append(Part(number, source, separator))
+                for piece in split_text(text, limit, self._encode, split_sentences, self.clean):
+                    parts.append(Part(number, piece.ids, piece.copied, piece.text, piece.is_cut))
                     advance(1)
         found: list[list[Hypothesis]] = [[] for _ in parts]
+        sources = [i for i, part in enumerate(parts) if part.source]
         shortest = self.target_vocabulary // LOGITS_PER_TOKEN
-        lengths = [max(len(part.source), shortest) * settings.num_beams for part in parts]
+        lengths = [max(len(parts[i].source), shortest) * settings.num_beams for i in sources]
         batches = list(batches_by_length(lengths, batch_tokens))
-        searched = self._search(([parts[i].source for i in batch] for batch in batches), settings)
-        with show_progress(progress, "translating", len(parts)) as advance:
+        searched = self._search(([parts[sources[i]].source for i in batch] for batch in batches), settings)
+        with show_progress(progress, "translating", len(sources)) as advance:
             for batch, of_batch in zip(batches, searched, strict=True):
                 for i, hypotheses in zip(batch, of_batch, strict=True):
                     if not hypotheses or not all(math.isfinite(hypothesis.score) for hypothesis in hypotheses):
-                        raise NotFiniteError(parts[i].text_index, "text")
-                    found[i] = hypotheses
+                        raise NotFiniteError(parts[sources[i]].text_index, "text")
+                    found[sources[i]] = hypotheses
                 advance(len(batch))
 
         translations: list[list[Hypothesis]] = [[] for _ in texts]
         for part, hypotheses in zip(parts, found, strict=True):
             so_far = translations[part.text_index]
-            translations[part.text_index] = (
-                join_hypotheses(so_far, part.separator, hypotheses) if so_far else hypotheses
-            )
-        return [hypotheses or [Hypothesis("", 0.0, [])] for hypotheses in translations]
+            translations[part.text_index] = join_hypotheses(so_far, part.copied, hypotheses)
+            if doubts is not None and part.source:
+                best = hypotheses[0]
+                reasons = find_reasons(part.source, best.tokens, best.text, part.is_cut, warn_ratio)
+                doubts += [Doubt(part.text_index, reason, part.text, best.text) for reason in reasons]
+        return translations
 
 
 def pad_rows(rows: Sequence[list[int]], pad: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -248,33 +261,39 @@ def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[lis
         yield batch
 
 
-def join_hypotheses(first: list[Hypothesis], separator: str, second: list[Hypothesis]) -> list[Hypothesis]:
-    """Concatenate the k-th best hypotheses of consecutive parts."""
-    return [
-        Hypothesis(join_texts(a.text, separator, b.text), a.score + b.score, a.tokens + b.tokens)
-        for a, b in zip(first, second, strict=False)  # a part may have fewer
-    ]
+def join_hypotheses(first: list[Hypothesis], copied: str, second: list[Hypothesis]) -> list[Hypothesis]:
+    """Concatenate the k-th best hypotheses of consecutive parts; a first or last part may have none."""
+    if not first or not second:
+        pairs = [(a, b) for a in first or [NOTHING] for b in second or [NOTHING]]
+    else:
+        pairs = list(zip(first, second, strict=False))  # a part may have fewer
+    return [Hypothesis(join_texts(a.text, copied, b.text), a.score + b.score, a.tokens + b.tokens) for a, b in pairs]
 
 
 def as_texts(
-    texts: str | Sequence[str], kind: str, max_characters: int = LONGEST_TEXT, first_number: int = 1
+    texts: str | Sequence[str], kind: str, max_characters: int | None = None, first_number: int = 1
 ) -> list[str]:
     """Return the texts as a list. Raises InputError naming the first that is too long, not a str or invalid Unicode.
 
-    first_number: number of the first text in errors
+    max_characters: of a text; a sentence has a limit of its own.  first_number: number of the first text in errors
     """
     with as_input_errors():
-        check_number("max_characters", max_characters, 1, LARGEST_COUNT)
+        if max_characters is not None:
+            check_number("max_characters", max_characters, 1, LARGEST_COUNT)
     texts = [texts] if isinstance(texts, str) else list(texts)
     for number, text in enumerate(texts, start=first_number):
         if not isinstance(text, str):
             raise InputError(f"{kind} {number} is a {type(text).__name__}, not a str")
-        if len(text) > max_characters:
+        if max_characters is not None and len(text) > max_characters:
             raise InputError(
                 f"{kind} {number} has {len(text):,} characters; max_characters is {max_characters:,}: split the "
                 "text or raise the limit"
             )
         check_unicode(text, f"{kind} {number}")
+        try:
+            check_sentences(text)
+        except ValueError as error:
+            raise InputError(f"{kind} {number}: {error}") from None
     return texts
 
 

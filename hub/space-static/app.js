@@ -176,27 +176,29 @@ async function translateLine(line, run) {
   const attentions = [];
   const parts = await send({ request: "split", text: line });
   if (run !== latestRun) return;
-  for (const [index, { sentence, separator }] of parts.entries()) {
+  for (const [index, { sentence, copied }] of parts.entries()) {
     if (parts.length > 1) showStatus(`Translating … sentence ${index + 1} of ${parts.length}`);
-    const found = await send({ request: "translate", text: sentence, beams: Number(beams.value) });
+    const found = sentence ? await send({ request: "translate", text: sentence, beams: Number(beams.value) }) : [];
     if (run !== latestRun) return;
-    if (!found.length) found.push({ text: "", score: 0, tokens: [] }); // keeps those of the other sentences
-    if (found[0].attention) attentions.push(found[0].attention);
-    hypotheses =
-      hypotheses?.slice(0, found.length).map((first, rank) => ({
-        text: joinedTexts(first.text, separator, found[rank].text),
-        score: first.score + found[rank].score,
-        tokens: [...first.tokens, ...found[rank].tokens],
-      })) ?? found;
+    if (found[0]?.attention) attentions.push(found[0].attention);
+    // A sentence without a translation, or the end of a text that is copied, keeps the others' translations.
+    const nothing = { text: "", score: 0, tokens: [] };
+    const firsts = hypotheses ?? (found.length ? found : [nothing]).map(() => nothing);
+    hypotheses = (sentence ? firsts.slice(0, Math.max(1, found.length)) : firsts).map((first, rank) => ({
+      text: joinedTexts(first.text, copied, found[rank]?.text ?? ""),
+      score: first.score + (found[rank]?.score ?? 0),
+      tokens: [...first.tokens, ...(found[rank]?.tokens ?? [])],
+    }));
   }
   return { hypotheses, attentions };
 }
 
 let latestRun = 0;
+let translated = []; // the translation of each line, for copying; blank lines stay
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
-  const lines = source.value.split("\n").filter((line) => line.trim() !== "");
-  if (!lines.length) {
+  const lines = source.value.split("\n");
+  if (!source.value.trim()) {
     showStatus("There is nothing to translate yet: type a sentence.");
     source.focus();
     return;
@@ -207,13 +209,17 @@ form.addEventListener("submit", async (event) => {
   results.ariaBusy = "true";
   showStatus("Translating …");
   const errors = [];
+  translated = lines.slice();
   for (const [index, line] of lines.entries()) {
+    if (!line.trim()) continue;
     let item;
     try {
       const found = await translateLine(line, run);
       if (found === undefined) return;
       item = translation(line, found.hypotheses, found.attentions);
+      translated[index] = found.hypotheses[0].text;
     } catch (error) {
+      translated[index] = "";
       errors.push(`Line ${index + 1}: ${error.message}.`);
       item = failure(line, error.message);
     }
@@ -222,15 +228,14 @@ form.addEventListener("submit", async (event) => {
   }
   results.ariaBusy = "false";
   const seconds = ((performance.now() - started) / 1000).toFixed(2);
-  const count = lines.length - errors.length;
+  const count = lines.filter((line) => line.trim()).length - errors.length;
   const summary = `${count} ${count === 1 ? "line" : "lines"} in ${seconds} s, in this browser.`;
   showStatus([summary, ...errors.slice(0, 3)].join(" "), errors.length ? "error" : "");
 });
 
 copy.addEventListener("click", async () => {
-  const texts = Array.from(results.querySelectorAll(".best"), ({ textContent }) => textContent);
   try {
-    await navigator.clipboard.writeText(texts.join("\n"));
+    await navigator.clipboard.writeText(translated.join("\n"));
     showStatus("Copied.");
   } catch (error) {
     showStatus(`The browser does not allow copying: ${error.message}`, "error");

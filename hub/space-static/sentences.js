@@ -1,187 +1,312 @@
 // Splits a text into sentences, and joins their translations, by the rules of
 // vaswani_transformer/sentences_vaswani_transformer.py, which explains them. tests/test_sentences.py compares both.
 
-// What Python calls white space, a digit and a word's character.
-const WHITE = "[\\s\\u001c-\\u001f\\u0085](?<!\\ufeff)";
-const BREAK = "[\\r\\n\\u2028\\u2029]";
-const WORD = "[\\p{L}\\p{N}_]";
-const BOUNDARY = new RegExp(
-  `(?<!${WHITE})(?<lines>(?:${WHITE})*${BREAK}(?:${WHITE})*)` +
-    `|(?<![.!?…])(?<mark>[.!?…]+)(?<closing>["'”’»)\\]“‘«]*)(?<space>(?:${WHITE})+)` +
-    `|[。！？]+[」』）”’]*(?<cjk>(?:${WHITE})*)`,
-  "dgu",
+// Each the inside of [...] in a regular expression.
+const LINE_BREAKS = "\\u000a-\\u000d\\u0085\\u2028\\u2029";
+const WHITE_SPACE = "\\u0009-\\u000d\\u001c- \\u0085\\u00a0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u2800\\u3000\\u3164\\uffa0";
+const INVISIBLE = "\\u0000-\\u0008\\u000e-\\u001b\\u007f-\\u0084\\u0086-\\u009f\\u00ad\\u034f\\u061c\\u17b4\\u17b5\\u200b\\u200e\\u200f\\u202a-\\u202e\\u2060-\\u206f\\ufe00-\\ufe0f\\ufeff\\ufff0-\\ufffb\\u{1bca0}-\\u{1bca3}\\u{1d173}-\\u{1d17a}\\u{e0000}-\\u{e0fff}";
+const JOINERS = "\\u180b-\\u180f\\u200c\\u200d";
+const JOINED = "\\u0600-\\u109f\\u1780-\\u180a\\u1810-\\u18af\\u1900-\\u1cff\\ua800-\\uabff\\ufb50-\\ufdff\\ufe70-\\ufefc\\u{10a00}-\\u{11fff}\\u{1e900}-\\u{1e95f}\\u2190-\\u2bff\\u{1f000}-\\u{1faff}";
+
+const WORD = "[\\p{L}\\p{N}_]"; // Python's \w
+const WHITE = `[${WHITE_SPACE}]`;
+const SYMBOL = new RegExp(
+  "^[#*+\\-‐-―−=~|•‣◦⁃·_`^\\u2190-\\u21ff\\u2300-\\u2bff\\u20e3\\u{1f000}-\\u{1faff}" + `${WHITE_SPACE}${INVISIBLE}${JOINERS}]$`,
+  "u",
 );
-const LINE_BREAK = new RegExp(BREAK, "u");
-const PUNCTUATION = new RegExp(`[.!?…]+["'”’»)\\]]*(?=${WHITE}|$)|[。！？]+[」』）]*`, "gu");
-const SPACE = new RegExp(`(?:${WHITE})+`, "gu");
+const CLEANING = [
+  [new RegExp(`[${INVISIBLE}]+`, "gu"), ""],
+  [new RegExp(`(?<![${JOINED}])[${JOINERS}]+`, "gu"), ""],
+  [new RegExp(`${WHITE}+`, "gu"), " "],
+];
+const NOT_OF_EMOJI = new RegExp(
+  `(?<![#*0-9\\u2190-\\u2bff\\u{1f000}-\\u{1faff}\\u200d\\ufe0f\\u{e0000}-\\u{e0fff}])[${INVISIBLE}${JOINERS}]`,
+  "gu",
+);
+const SEPARATOR = new RegExp(
+  `(?<fence>(?<![^${LINE_BREAKS}])[ \\t]{0,8}(?:\`{3,}|~{3,})[^${LINE_BREAKS}]*)|[${LINE_BREAKS}]+` +
+    `|</?(?:br|p|div|li|ul|ol|h[1-6]|hr|tr|td|th|table)(?![a-z0-9])[^<>${LINE_BREAKS}]{0,200}>` +
+    `|(?<!${WHITE.replace("[", "[^")})\\|+(?!${WHITE.replace("[", "[^")})`,
+  "giu",
+);
+const CLOSING_FENCE = new RegExp(`(?<![^${LINE_BREAKS}])[ \\t]{0,8}(?:\`{3,}|~{3,})[ \\t]*(?![^${LINE_BREAKS}])`, "gu");
+const BOUNDARY = new RegExp(
+  `(?<![.!?…])(?<mark>[.!?…]+)(?<closing>["'”’»›)\\]}“‘«*_\`]*(?:\\[[0-9]{1,3}\\])*(?:[ \\u00a0\\u202f]»(?=${WHITE}))?)` +
+    `(?<space>${WHITE}*)` +
+    `|(?<full>[。！？｡।॥۔؟።፧፨։။។៕‼⁇⁈⁉]+[!?]*|(?<=[\\u0370-\\u03ff\\u1f00-\\u1fff])[;\\u037e](?=${WHITE})` +
+    `|(?<=[\\u0561-\\u0587]):(?=${WHITE}))(?<closes>[」』）”’»)"'*_]*)(?<gap>${WHITE}*)`,
+  "gu",
+);
+const PARTICLE = /^[とっのがはをもに]/u;
+const SHORT_URDU = /(?<![\u0600-\u06d3\u06d5-\u06ff])[\u0600-\u06d3\u06d5-\u06ff]{1,3}$/u;
+const LETTER = /[\p{L}\p{N}]/gu;
+const CUTS = [
+  [/[.!?…]+["'”’»)\]]*(?= |$)|[。！？｡।॥۔؟።፧։]+[」』）]*/gu, /[;:,،؛]["'”’»)\]]*(?= )|[，、；：፣]| [–—-](?= )/gu],
+  [
+    / (?=(?:and|or|but|while|because|which|who|that|und|oder|aber|während|weil|et|ou|mais|qui|que|y|pero|ma|che|mas|en|maar|и|но|а|или|что|i|ale|ve|و|और|या) )/gu,
+    new RegExp(`${WHITE}+`, "gu"),
+  ],
+];
 const SPACED_END = /(?:[.!?]|(?<!…)…)["'”’»)\]“‘«]*$/u;
-const FIRST_SPACE = new RegExp(`^(?:${WHITE})*`, "u");
-// In tokens: the limit if the longest sentence of the training is unknown, and the smallest limit.
-const MAX_SOURCE_LENGTH = 256;
-const SHORTEST_MAX_SOURCE_LENGTH = 8; // a character takes up to four tokens, </s> one
-const CHARACTERS_PER_TOKEN = [6, 32]; // to tokenise for a cut: at first, and at most
-const OPENING = new Set("\"'“‘„«»‹›([{¿¡*-–— ");
+const OPENING = new Set("\"'“‘„«»‹›([{¿¡*_`-–— \u00a0\u202f");
 const LAST_WORDS = new RegExp(
-  `(?:(?<before>[\\p{L}_\\p{Nl}\\p{No}]+)(?:(?!${WORD})(?!${WHITE}).)*(?:${WHITE})+)?["'“‘„«‹([]*(?<word>(?:(?!${WHITE}).)+)$`,
+  `(?:(?<before>[\\p{L}_\\p{Nl}\\p{No}]+)(?:(?!${WORD}|${WHITE}).)*${WHITE}+)?["'“‘„«‹(\\[*_]*(?<word>(?:(?!${WHITE}).)+)$`,
   "su",
 );
-const ACRONYM = /^[\p{L}_\p{Nl}\p{No}]+(\.[\p{L}_\p{Nl}\p{No}]+)+$/u; // U.S, p.m
+const ACRONYM = /^[\p{L}_\p{Nl}\p{No}]{1,3}(\.[\p{L}_\p{Nl}\p{No}]{1,3})+$/u; // U.S, p.m
+const PLAIN = "[\\p{L}\\p{Nl}\\p{No}]";
+const BEFORE_GLUED = new RegExp(`^(?:(?:${PLAIN}+['’-])*${PLAIN}+${PLAIN}[)\\]”"’]*|[12][0-9]{3})$`, "u");
+const AFTER_GLUED = new RegExp(
+  `^${PLAIN}+(?:['’-]${PLAIN}+)*(?=[${WHITE_SPACE},;:!?…"”’)\\]*]|\\.(?:${WHITE}|$)|$)`,
+  "u",
+);
+
+// In tokens: the limit if the length of the training is unknown, and the smallest limit.
+const MAX_SOURCE_LENGTH = 128;
+const SHORTEST_MAX_SOURCE_LENGTH = 8; // a character takes up to four tokens, </s> one
+const CHARACTERS_PER_TOKEN = [6, 32]; // to tokenise for a cut: at first, and at most
+const AT_PUNCTUATION = 0.7; // of the limit
 
 const words = (text) => new Set(text.split(" "));
+const URDU_VERBS = words(
+  "ہے ہیں تھا تھی تھے گا گی گے ہوں ہو",
+);
+const NAME_ENDS = words(
+  "com net org edu gov io js ts py md txt csv html xml json pdf php asp doc exe zip app ai",
+);
 const NEVER_LAST = words(
-  "mr mrs ms dr prof rev hon gen col maj capt lt sgt gov sen rep vs cf approx e.g i.e " +
-    "hr hrn fr frl dipl ing bzw ca vgl evtl ggf inkl sog z.b d.h v.a z.t m mm mme mmes mlle mlles mgr p.ex",
+  "mr mrs ms dr prof rev hon gen col maj capt lt sgt gov sen rep messrs adm cmdr vs cf approx e.g i.e viz hr " +
+    "hrn fr frl fa dipl ing bzw ca vgl evtl ggf inkl exkl zzgl bspw sog z.b d.h v.a z.t i.d.r m mm mme mmes mlle " +
+    "mlles mgr p.ex sra srta dra dña ud uds p.ej sig sigg dott avv exmo exma srs dhr mevr mw drs bijv d.w.z " +
+    "m.b.t i.v.m t.ex bl.a s.k ул им проф акад т.е т.к см просп тов np tzn tzw inż ul např tzv mudr örn bkz π.χ " +
+    "κ δρ डॉ",
 );
 const BEFORE_A_NUMBER = words(
-  "no nos nr nrn fig figs abb p pp s vol bd art abs kap ch chap sec eq tab n " +
-    "jan feb mar apr jun jul aug sep sept oct okt nov dec dez",
+  "no nos nr nrn fig figs abb p pp s vol bd art abs kap ch chap sec eq tab n núm pag pág págs blz str č рис " +
+    "стр гл σελ jan feb mar apr jun jul aug sep sept oct okt nov dec dez",
 );
 const MAYBE_LAST = words(
-  "etc usw usf st str ave jr sr inc ltd co corp bros dept est al u.a o.ä u.ä chr n.chr v.chr",
+  "etc usw usf st str ave jr sr inc ltd co corp bros dept est al u.a o.ä u.ä chr n.chr v.chr ecc enz aprox т.д " +
+    "т.п др г гг itd itp atd apod osv vb κ.λπ κλπ",
 );
 const STARTERS = words(
-  "the a an he she it they we i you this that these those there his her their my our in on at but and so if when " +
-    "what der die das ein eine er sie es wir ich ihr du dies diese dieser dann aber und wenn im am auf " +
-    "le la les un une il elle ils elles nous je vous ce cette ces mais et dans",
+  "the a an he she it they we i you this that these those there his her their my our in on at but and so if " +
+    "when what der die das ein eine er sie es wir ich ihr du dies diese dieser dann aber und wenn im am auf le " +
+    "la les un une il elle ils elles nous je vous ce cette ces mais et dans el los las una él ella ellos " +
+    "nosotros yo pero cuando lo gli uno lui lei loro noi io questo questa ma os um uma ele ela eles nós eu isto " +
+    "mas de het een hij zij ze wij ik dat dit maar он она они оно мы я вы это но в на по после ona ono oni ale " +
+    "bu bir ama ο η το οι τα",
 );
 const BEFORE_AN_ORDINAL = words(
-  "der die das dem den des am im vom zum zur beim ab bis seit jeder jede jedes jedem jeden ihr sein ihre seine ihren " +
-    "seinen ihrem seinem unser unsere",
+  "der die das dem den des am im vom zum zur beim ab bis seit jeder jede jedes jedem jeden ihr sein ihre seine " +
+    "ihren seinen ihrem seinem unser unsere",
 );
-const MONTHS = words("januar jänner februar märz april mai juni juli august september oktober november dezember");
+const MONTHS = words(
+  "januar jänner februar märz april mai juni juli august september oktober november dezember",
+);
 
 const isLower = (letter) => /^\p{Lowercase}$/u.test(letter);
 const isUpper = (text) => /\p{Uppercase}/u.test(text) && !/\p{Lowercase}|\p{Lt}/u.test(text);
+const isLowerWord = (text) => /\p{Lowercase}/u.test(text) && !/\p{Uppercase}|\p{Lt}/u.test(text);
 const at = (text, place) => String.fromCodePoint(text.codePointAt(place));
+const trimEnd = (text) => text.replace(new RegExp(`(?<!${WHITE})${WHITE}+$|^${WHITE}+$`, "u"), "");
+const trimStart = (text) => text.replace(new RegExp(`^${WHITE}+`, "u"), "");
 
-/** The token limit of a sentence: the longest in training, if known, and at most the learned positions. */
+/** The first match of a global expression at or after a place. */
+function search(expression, text, place) {
+  expression.lastIndex = place;
+  return expression.exec(text);
+}
+
+/** The token limit of a sentence: the recorded length of the training, if known, and at most the learned positions. */
 export function defaultSourceLimit(trainedLength, positions) {
   const limit = trainedLength == null ? MAX_SOURCE_LENGTH : Math.max(trainedLength, SHORTEST_MAX_SOURCE_LENGTH);
   return positions == null ? limit : Math.min(limit, positions);
 }
 
+/** Without invisible characters, with one space for each run of white space, and without ends of white space. */
+export function cleanText(text) {
+  for (const [pattern, replacement] of CLEANING) text = text.replace(pattern, replacement);
+  return text.replace(/^ | $/gu, "");
+}
+
 /**
- * [{sentence, separator}]: the sentences, cut where they are longer than `limit` tokens, each with the white space
- * before it. tokenStarts(text): where in the text each token begins; </s>, the last one, takes no characters.
+ * [{copied, sentence}]: the sentences, cut where they are longer than `limit` tokens, and what is copied in front of
+ * each. The last sentence is "" if the text ends in anything that is copied. tokenStarts(text): where in the text each
+ * token begins; </s>, the last one, takes no characters. keep: for a tokenizer that keeps invisible characters.
  */
-export function splitText(text, limit, tokenStarts) {
-  const parts = splitSentences(text).flatMap(({ sentence, separator }) => {
-    const [first, ...others] = cutToLimit(sentence, limit, tokenStarts);
-    return first ? [{ ...first, separator: separator + first.separator }, ...others] : [];
-  });
-  if (parts.length) parts[0].separator = "";
-  return parts;
+export function splitText(text, limit, tokenStarts, keep = false) {
+  const clean = keep ? (part) => trimEnd(trimStart(part)) : cleanText;
+  const copy = (part) => (keep ? part : part.replace(NOT_OF_EMOJI, ""));
+  const pieces = [];
+  let end = 0;
+  for (const [start, stop] of sentenceSpans(text)) {
+    const parts = cutToLimit(clean(text.slice(start, stop)), limit, tokenStarts);
+    if (parts.length) parts[0].copied = copy(text.slice(end, start));
+    pieces.push(...parts);
+    end = stop;
+  }
+  if (end < text.length || text === "") pieces.push({ copied: copy(text.slice(end)), sentence: "" });
+  return pieces;
 }
 
-/** The translations of consecutive parts, joined by the white space between the parts, or else by a space if needed. */
-export function joinedTexts(first, separator, second) {
-  return first + (separator || (second && SPACED_END.test(first) ? " " : "")) + second;
+/** The translations of consecutive parts, joined by what is copied between them, or else by a space if needed. */
+export function joinedTexts(first, copied, second) {
+  return first + (copied || (second && SPACED_END.test(first) ? " " : "")) + second;
 }
 
-function cutToLimit(sentence, limit, tokenStarts) {
+function cutToLimit(text, limit, tokenStarts) {
   const parts = [];
-  let separator = "";
-  for (let rest = sentence; !isBlank(rest); ) {
-    const reach = tokenReach(rest, limit, tokenStarts);
-    if (reach === rest.length) return [...parts, { sentence: rest, separator }];
-    const [white] = rest.match(FIRST_SPACE);
-    const head = white ? "" : trimEnd(rest.slice(0, bestCut(rest, reach)));
-    if (head) parts.push({ sentence: head, separator });
-    separator = (head ? "" : separator) + rest.slice(head.length).match(FIRST_SPACE)[0];
-    rest = rest.slice(head.length).replace(FIRST_SPACE, "");
+  let copied = "";
+  for (let start = 0; start < text.length; ) {
+    const rest = text.slice(start);
+    let seen = "";
+    let starts = [];
+    for (const perToken of CHARACTERS_PER_TOKEN) {
+      seen = beginning(rest, limit * perToken);
+      starts = tokenStarts(seen);
+      if (starts.length > limit || seen.length === rest.length) break;
+    }
+    const isRest = seen.length === rest.length;
+    let [cut, reach] = [0, 0];
+    for (const [level, cuts] of CUTS.entries()) {
+      const most = level ? limit : Math.max(1, Math.trunc(AT_PUNCTUATION * limit));
+      if (starts.length <= most && isRest) break;
+      reach = starts.length > most ? Math.max(beginning(rest, 1).length, starts[most - 1]) : seen.length;
+      const goal = isRest && starts.length <= 2 * most ? middle(seen) : reach;
+      cut = bestCut(rest, reach, goal, cuts);
+      if (cut) break;
+    }
+    if (!cut && starts.length <= limit && isRest) return [...parts, { copied, sentence: rest }];
+    const sentence = trimEnd(rest.slice(0, cut || reach));
+    parts.push({ copied, sentence });
+    const after = trimStart(rest.slice(sentence.length));
+    copied = rest.slice(sentence.length, rest.length - after.length);
+    start = text.length - after.length;
   }
   return parts;
-}
-
-/** Where the first token beyond the limit begins, or else where the longest beginning that Python tokenises ends. */
-function tokenReach(text, limit, tokenStarts) {
-  let seen = "";
-  for (const perToken of CHARACTERS_PER_TOKEN) {
-    seen = beginning(text, limit * perToken);
-    const starts = tokenStarts(seen);
-    if (starts.length > limit) return Math.max(beginning(text, 1).length, starts[limit - 1]);
-    if (seen.length === text.length) break;
-  }
-  return seen.length;
 }
 
 /** The first characters of a text, counted as in Python: those beyond U+FFFF are one. */
 const beginning = (text, count) => Array.from(text.slice(0, 2 * count)).slice(0, count).join("");
+const countCharacters = (text) => Array.from(text).length;
+const middle = (text) => beginning(text, Math.floor(countCharacters(text) / 2)).length;
 
-/** Where to cut within the first `reach` letters: after the last punctuation, or else at the last space. */
-function bestCut(text, reach) {
-  const window = text.slice(0, reach + 1); // one letter more shows whether a space follows punctuation
-  for (const boundary of [PUNCTUATION, SPACE]) {
-    const ends = [...window.matchAll(boundary)].filter(({ index }) => index > 0).map(({ 0: found, index }) => index + found.length);
-    const cut = ends.findLast((end) => end <= reach);
-    if (cut) return cut;
+/** Where to cut within the first `reach` letters: at the first kind of cuts that occurs, near the goal; or else 0. */
+function bestCut(text, reach, goal, cuts) {
+  // One letter more shows whether a space follows punctuation. Distances are counted as in Python.
+  const window = text.slice(0, reach) + beginning(text.slice(reach), 1);
+  const characters = (place) => countCharacters(window.slice(0, place));
+  for (const kind of cuts) {
+    const least = kind === CUTS[1][1] ? 1 : Math.floor(characters(reach) / 3);
+    const ends = [...window.matchAll(kind)]
+      .filter(({ index }) => index > 0)
+      .map(({ 0: found, index }) => index + found.length)
+      .filter((end) => end <= reach)
+      .map((end) => ({ end, characters: characters(end) }))
+      .filter((place) => place.characters >= least);
+    const target = characters(Math.min(goal, window.length)) ;
+    const distance = (place) => Math.abs(place.characters - target);
+    if (ends.length) return ends.reduce((best, place) => (distance(place) < distance(best) ? place : best)).end;
   }
-  return reach;
+  return 0;
 }
 
-const isBlank = (text) => text.match(FIRST_SPACE)[0].length === text.length;
-const trimEnd = (text) => text.replace(new RegExp(`(?:${WHITE})+$`, "u"), "");
-
-/** [{sentence, separator}]: the sentences, each with the white space between it and the one before. */
-function splitSentences(text) {
-  const found = [];
-  let start = 0;
-  let end = 0;
-  const add = (stop) => {
-    found.push({ sentence: text.slice(start, stop), separator: text.slice(end, start) });
-    end = stop;
-  };
-  const word = new RegExp(WORD, "gu");
-  const firstWord = () => {
-    word.lastIndex = start;
-    return word.exec(text)?.index ?? Infinity;
-  };
-  let first = firstWord();
-  const lastLetter = lastWordCharacter(text);
+/** [[start, stop]] of the sentences, without the symbols and white space around them. */
+export function sentenceSpans(text) {
+  const spans = [];
   const isCased = /\p{Uppercase}/u.test(text);
-  for (const match of text.matchAll(BOUNDARY)) {
-    const { lines, mark, space } = match.groups;
-    const stop = match.index + match[0].length;
-    if (lastLetter < stop) break; // what follows has no word
-    const white = match.indices.groups;
-    const sentenceEnd = (white.lines ?? white.space ?? white.cjk)[0];
-    if (first >= sentenceEnd) continue;
-    const breaks = lines !== undefined || mark === undefined || LINE_BREAK.test(space);
-    if (breaks || isSentenceEnd(text, start, match, isCased)) {
-      add(sentenceEnd);
-      start = stop;
-      first = firstWord();
+  for (const [start, stop] of separatedSpans(text)) {
+    const line = text.slice(start, stop);
+    for (let [first, last] of splitLine(line, isCased)) {
+      for (let letter; first < last && (letter = at(line, first)) && (SYMBOL.test(letter) || letter === ">"); ) {
+        first += letter.length;
+      }
+      for (let letter; first < last && (letter = before(line, last)) && SYMBOL.test(letter); ) last -= letter.length;
+      const letter = search(LETTER, line, first);
+      if (letter && letter.index < last) spans.push([start + first, start + last]);
     }
   }
-  if (start < text.length) add(text.length);
-  return found;
+  return spans;
 }
 
-function lastWordCharacter(text) {
-  const character = new RegExp(WORD, "u");
-  for (let place = text.length - 1; place >= 0; place--) {
-    const code = text.codePointAt(place);
-    const isSecondHalf = code >= 0xdc00 && code <= 0xdfff && place > 0 && text.codePointAt(place - 1) > 0xffff;
-    if (!isSecondHalf && character.test(String.fromCodePoint(code))) return place;
+/** The character that ends at a place. */
+function before(text, place) {
+  const code = place > 1 ? text.codePointAt(place - 2) : 0;
+  return code > 0xffff ? String.fromCodePoint(code) : text[place - 1];
+}
+
+function separatedSpans(text) {
+  const spans = [];
+  let [start, mayClose] = [0, true];
+  for (let found; (found = search(SEPARATOR, text, start)); ) {
+    spans.push([start, found.index]);
+    start = found.index + found[0].length;
+    if (found.groups.fence && mayClose) {
+      const closing = search(CLOSING_FENCE, text, start);
+      mayClose = closing !== null;
+      if (closing) start = closing.index + closing[0].length;
+    }
   }
-  return -1;
+  return [...spans, [start, text.length]];
 }
 
-function isSentenceEnd(text, start, match, isCased) {
-  const { mark, closing } = match.groups;
+function splitLine(line, isCased) {
+  const spans = [];
+  let start = 0;
+  let first = search(LETTER, line, 0);
+  for (const match of line.matchAll(BOUNDARY)) {
+    const { full, space, gap } = match.groups;
+    const stop = match.index + match[0].length;
+    if (stop === line.length || !first) break;
+    const end = stop - (full === undefined ? space : gap).length;
+    if (first.index < end && isSentenceEnd(line, start, match, isCased)) {
+      spans.push([start, end]);
+      start = stop;
+      first = search(LETTER, line, start);
+    }
+  }
+  return [...spans, [start, line.length]];
+}
+
+function isSentenceEnd(line, start, match, isCased) {
+  const { mark, closing, space, full, closes, gap } = match.groups;
   let following = match.index + match[0].length;
-  while (following < text.length - 1 && OPENING.has(text[following])) following++;
-  if (isLower(at(text, following)) && (isCased || closing)) return false; // "Nein!" sagte er
-  const before = text.slice(Math.max(start, match.index - 40), match.index);
-  if (mark === "..." || mark === "…") return !new RegExp(`(?:${WHITE})$`, "u").test(before);
-  const next = text.slice(following).match(new RegExp(`^${WORD}+`, "u"));
-  const last = before.match(LAST_WORDS);
+  while (following < line.length - 1 && OPENING.has(line[following])) following++;
+  const previous = Array.from(line.slice(Math.max(start, match.index - 80), match.index)).slice(-40).join("");
+  if (full !== undefined) {
+    if ([";", "\u037e", ":"].includes(full)) return !isLower(at(line, following));
+    if (gap) return true;
+    if (full === "۔") {
+      return !SHORT_URDU.test(previous) || URDU_VERBS.has(previous.split(new RegExp(`[${WHITE_SPACE}۔]`, "u")).at(-1));
+    }
+    return !(closes && PARTICLE.test(line.slice(following, following + 1)));
+  }
+  const last = previous.match(LAST_WORDS);
+  const ahead = line.slice(following, following + 100);
+  if (!space) {
+    const after = ahead.match(AFTER_GLUED);
+    return isCased && last !== null && after !== null && mayBeGlued(last.groups.word, after[0]);
+  }
+  if (isLower(at(line, following)) && (isCased || closing)) return false; // "Nein!" sagte er
+  if (mark === "..." || mark === "…") return !new RegExp(`${WHITE}$`, "u").test(line.slice(0, match.index).slice(-1));
+  const next = ahead.match(new RegExp(`^${WORD}+`, "u"))?.[0];
   if (mark !== "." || !next || !last) return true;
-  return mayEndAfter(last.groups.word, last.groups.before ?? "", next[0].toLowerCase());
+  const isInitial = /^\p{L}$/u.test(next) && ahead[next.length] === ".";
+  return mayEndAfter(last.groups.word, last.groups.before ?? "", isInitial ? "" : next.toLowerCase());
+}
+
+function mayBeGlued(word, following) {
+  const lower = word.toLowerCase();
+  if ([NEVER_LAST, MAYBE_LAST, BEFORE_A_NUMBER].some((list) => list.has(lower))) return false;
+  if (NAME_ENDS.has(following.toLowerCase())) return false;
+  const [initial, ...others] = Array.from(following);
+  const isFirstWord = ["I", "A"].includes(following) || (isUpper(initial) && isLowerWord(others.join("")));
+  return isFirstWord && BEFORE_GLUED.test(word);
 }
 
 function mayEndAfter(word, before, following) {
-  const [lower, previous] = [word.toLowerCase(), before.toLowerCase()];
+  const [lower, previous] = [word.toLowerCase().split(/['’]/u).at(-1), before.toLowerCase()]; // l'art. 5
   if (NEVER_LAST.has(lower) || NEVER_LAST.has(`${previous}.${lower}`)) return false;
   if (BEFORE_A_NUMBER.has(lower) && /^\p{Nd}/u.test(following)) return false;
   if (/^\p{Nd}{1,2}$/u.test(lower)) {

@@ -39,7 +39,10 @@ export class ByteLevelBPE {
   constructor(tokenizerJson, settings) {
     const { model, added_tokens: addedTokens } = tokenizerJson;
     this.splitsDigits = checkedPreTokenizer(tokenizerJson, settings);
-    this.lowercases = tokenizerJson.normalizer?.type === "Lowercase";
+    this.steps = normalizerSteps(tokenizerJson.normalizer);
+    // A tokenizer that strips the ends of a text and has no other step was trained to keep invisible characters.
+    const types = this.steps.map(({ type }) => type);
+    this.keepsInvisible = types.includes("Strip") && !types.includes("Replace");
     this.vocabulary = new Map(Object.entries(model.vocab));
     this.ranks = new Map(
       model.merges.map((pair, rank) => [Array.isArray(pair) ? pair.join(" ") : pair, rank]),
@@ -54,7 +57,7 @@ export class ByteLevelBPE {
     for (const { id, content, special } of addedTokens) {
       const isControl = control.includes(content) || [...this.before, ...this.after].includes(id);
       const isSymbol = !special || (control.length > 0 && !isControl);
-      const normal = isSymbol && this.lowercases ? lowercased(content).lower : content;
+      const normal = isSymbol ? normalized(content, this.steps).normal : content;
       this.tokens.set(id, normal);
       if (isSymbol) this.symbols.set(normal, id);
       else this.special.add(id);
@@ -71,8 +74,8 @@ export class ByteLevelBPE {
    */
   encode(text) {
     if (!text.isWellFormed()) throw new Error("the text contains half a surrogate pair, which is not valid Unicode");
-    const { lower, origins } = this.lowercases ? lowercased(text) : { lower: text };
-    const parts = this.symbol ? lower.split(this.symbol) : [lower];
+    const { normal, origins } = normalized(text, this.steps);
+    const parts = this.symbol ? normal.split(this.symbol) : [normal];
     const pieces = parts.flatMap((part) =>
       this.splitsDigits && !this.symbols.has(part) ? part.split(/(\p{N})/u) : [part],
     );
@@ -83,7 +86,7 @@ export class ByteLevelBPE {
       const symbol = this.symbols.get(word);
       for (const { id, start } of symbol === undefined ? this.#encodeWord(word) : [{ id: symbol, start: 0 }]) {
         ids.push(id);
-        starts.push(origins ? origins[place + start] : place + start);
+        starts.push(origins[place + start]);
       }
       place += word.length;
     }
@@ -133,23 +136,61 @@ export class ByteLevelBPE {
   }
 }
 
-/** Return {lower, origins}: the text in lower case, and where in the text each of its UTF-16 units comes from. */
-function lowercased(text) {
-  let lower = "";
-  const origins = [];
-  // Letter by letter, as in the tokenizers library, so that a final sigma is lowercased like any other.
-  let place = 0;
-  for (const letter of text) {
-    lower += letter.toLowerCase();
-    while (origins.length < lower.length) origins.push(place);
-    place += letter.length;
+/** Return the steps of a normalizer, which may be one step or none. Throws an Error naming one that is not supported. */
+function normalizerSteps(normalizer) {
+  const steps = normalizer?.type === "Sequence" ? normalizer.normalizers : normalizer ? [normalizer] : [];
+  return steps.map((step) => {
+    const isKnown =
+      step.type === "Lowercase" ||
+      (step.type === "Strip" && step.strip_left && step.strip_right) ||
+      (step.type === "Replace" && step.pattern.Regex !== undefined);
+    if (!isKnown) throw new Error(`this page does not support the tokenizer.json: it has the normalizer ${step.type}`);
+    return step.type === "Replace" ? { ...step, expression: new RegExp(step.pattern.Regex, "gu") } : step;
+  });
+}
+
+/** Return {normal, origins}: the text after all steps, and where in the text each of its UTF-16 units comes from. */
+function normalized(text, steps) {
+  let normal = text;
+  let origins = Array.from({ length: text.length }, (_, place) => place);
+  for (const { type, expression, content } of steps) {
+    const [before, places] = [normal, origins];
+    [normal, origins] = ["", []];
+    const add = (replacement, place) => {
+      normal += replacement;
+      for (let unit = 0; unit < replacement.length; unit++) origins.push(place);
+    };
+    const keep = (start, stop) => {
+      normal += before.slice(start, stop);
+      for (let place = start; place < stop; place++) origins.push(places[place]);
+    };
+    if (type === "Lowercase") {
+      // Letter by letter, as in the tokenizers library, so that a final sigma is lowercased like any other.
+      let place = 0;
+      for (const letter of before) {
+        add(letter.toLowerCase(), places[place]);
+        place += letter.length;
+      }
+    } else if (type === "Strip") {
+      const [start] = before.match(/^\p{White_Space}*/u);
+      const stop = before.length - before.match(/(?<!\p{White_Space})\p{White_Space}*$/u)[0].length;
+      keep(start.length, Math.max(stop, start.length));
+    } else {
+      let end = 0;
+      for (const match of before.matchAll(expression)) {
+        keep(end, match.index);
+        end = match.index + match[0].length;
+        add(content, places[end - 1]); // as in the library
+      }
+      keep(end, before.length);
+    }
   }
-  return { lower, origins };
+  return { normal, origins };
 }
 
 /** Return whether the pre-tokenizer splits digits. Throws an Error naming a setting that this page does not support. */
 function checkedPreTokenizer(tokenizerJson, settings) {
-  const { model, normalizer, pre_tokenizer: preTokenizer, decoder } = tokenizerJson;
+  const { model, pre_tokenizer: preTokenizer, decoder } = tokenizerJson;
   const need = (condition, what) => {
     if (!condition) throw new Error(`this page does not support the tokenizer.json: ${what}`);
   };
@@ -158,7 +199,6 @@ function checkedPreTokenizer(tokenizerJson, settings) {
     need(!model[field], `model.${field} is ${JSON.stringify(model[field])}`);
   }
   for (const field of ["byte_fallback", "ignore_merges"]) need(!model[field], `model.${field} is true`);
-  need(!normalizer || normalizer.type === "Lowercase", `it has the normalizer ${normalizer?.type}`);
   need(decoder?.type === "ByteLevel", `the decoder is ${decoder?.type}`);
   const steps = preTokenizer?.type === "Sequence" ? preTokenizer.pretokenizers : [preTokenizer];
   const byteLevel = steps.at(-1);

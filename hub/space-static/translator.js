@@ -46,9 +46,9 @@ export class Translator {
     return new Translator(session, tokenizer, config, generationConfig, about);
   }
 
-  /** Return the sentences of a text, and the white space before each; those beyond the model's limit are cut. */
+  /** Return the sentences of a text, and what is copied before each; those beyond the model's limit are cut. */
   split(text) {
-    return splitText(text, this.limit, (part) => this.tokenizer.encode(part).starts);
+    return splitText(text, this.limit, (part) => this.tokenizer.encode(part).starts, this.tokenizer.keepsInvisible);
   }
 
   /**

@@ -75,7 +75,8 @@ class Hypotheses:
     """The hypotheses of a sentence, best first.
 
     source: (1, source) ids; targets: ids, ending in </s>; scores: log P(Y | X) / ((5 + |Y|) / 6)^alpha
-    separator: the white space in front of the sentence
+    separator: what is copied in front of the sentence
+    ending: what is copied after the last sentence
     """
 
     source: torch.Tensor
@@ -83,6 +84,7 @@ class Hypotheses:
     texts: list[str]
     scores: list[float]
     separator: str
+    ending: str = ""
 
 
 def translate(
@@ -104,10 +106,13 @@ def translate(
     sentences = []
     for part in track([part for part in parts if not part["is_blank"]]):
         output = translator.forward(part, return_scores=True, **search)
-        found = translator.postprocess([output], return_tensors=True, return_text=True, return_scores=True)
+        found = translator.postprocess(
+            [output | {"separator": ""}], return_tensors=True, return_text=True, return_scores=True
+        )
         targets = [hypothesis["translation_token_ids"].tolist() for hypothesis in found]
         texts, scores = ([hypothesis[key] for hypothesis in found] for key in ("translation_text", "score"))
-        sentences.append(Hypotheses(part["input_ids"], targets, texts, scores, part["separator"]))
+        ending = parts[-1]["separator"] if parts[-1]["is_blank"] and part is parts[-2] else ""
+        sentences.append(Hypotheses(part["input_ids"], targets, texts, scores, part["separator"], ending))
     return sentences
 
 
@@ -117,7 +122,8 @@ def joined(sentences: list[Hypotheses]) -> str:
         {"sequences": torch.tensor([sentence.targets[:1]]), "separator": sentence.separator, "is_blank": False}
         for sentence in sentences
     ]
-    (translation,) = translator.postprocess(parts)
+    ending = {"separator": sentences[-1].ending, "is_blank": True}
+    (translation,) = translator.postprocess([*parts, ending])
     return translation["translation_text"]
 
 
@@ -201,7 +207,7 @@ def api_translate(text: str, beams: int = BEAMS, alpha: float = ALPHA, whole: bo
         raise gr.Error(
             f"The text has {len(text):,} characters; the limit is {MAX_CHARACTERS:,}.", print_exception=False
         )
-    return joined(translate(text, beams, alpha, whole))
+    return joined(sentences) if (sentences := translate(text, beams, alpha, whole)) else text
 
 
 def on_kind(attention: Attention, kind: str, layer: int, head: int | str):

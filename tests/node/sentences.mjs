@@ -8,5 +8,5 @@ import { ByteLevelBPE } from "../../hub/space-static/tokenizer.js";
 const json = (name) => JSON.parse(readFileSync(join(process.argv[2], name), "utf-8"));
 const tokenizer = new ByteLevelBPE(json("tokenizer.json"), json("tokenizer_config.json"));
 const { texts, limit } = JSON.parse(readFileSync(0, "utf-8"));
-const split = (text) => splitText(text, limit, (part) => tokenizer.encode(part).starts);
-console.log(JSON.stringify(texts.map((text) => split(text).map(({ sentence, separator }) => [sentence, separator]))));
+const split = (text) => splitText(text, limit, (part) => tokenizer.encode(part).starts, tokenizer.keepsInvisible);
+console.log(JSON.stringify(texts.map((text) => split(text).map(({ sentence, copied }) => [sentence, copied]))));

@@ -52,9 +52,10 @@ def add_tokenizer(graph: ModelProto, bpe: ByteLevelBPE, model: Model) -> ModelPr
     before.Identity(mask, name="attention_mask")
     sequences, scores = (after.Gather(name, 0, axis=1) for name in ("sequences", "search.scores"))
     texts = decode_texts(after, sequences, bpe, model.config.vocab_size)
-    # As in Translator, the translation is empty for a blank text, and for a text without any hypothesis.
+    # As in Translator, a text without a letter or digit is copied, and a text without any hypothesis has an empty
+    # translation.
     has_translation = after.And(after.Greater(scores, np.float32(VALID_ABOVE)), after.Not(is_blank))
-    after.Where(has_translation, texts, b"", name="translations")
+    after.Where(has_translation, texts, after.Where(is_blank, "text", b""), name="translations")
     after.Where(has_translation, scores, np.float32(0), name="scores")
     settings = [value for value in search.input if value.name in vars(SearchSettings()) and value.name != FIXED_INPUT]
     tensors = [tensor for tensor in search.initializer if tensor.name != FIXED_INPUT]

@@ -20,6 +20,14 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import keep_symbols, read_json_object, read_tokenizer_settings
+from vaswani_transformer.sentences_vaswani_transformer import (
+    INVISIBLE,
+    JOINED,
+    JOINERS,
+    WHITE_SPACE,
+    list_characters,
+)
+from vaswani_transformer.tokenization import make_normalizer
 
 END_OF_TEXT = b"\n"  # appended to each text
 SPELLING = bytes_to_unicode()  # byte -> the character that stands for it in byte-level BPE
@@ -29,6 +37,8 @@ MOST_SYMBOLS = 500
 UNICODE = 0x110000  # code points
 BLOCK = 256
 OTHER, LETTER, NUMBER, SPACE, SINGLE_DIGIT = range(5)
+# Flags of characters: letters and digits, without which a text is copied, and the sets of `clean_text`.
+IS_WORD, IS_INVISIBLE, IS_JOINER, IS_JOINED, IS_WHITE_SPACE = (1 << bit for bit in range(5))
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ class ByteLevelBPE:
             find_end(content["post_processor"])[0],
             frozenset(token["id"] for token in content.get("added_tokens", []) if token["special"]),
             find_symbols(content),
-            content.get("normalizer") is not None,
+            "Lowercase" in json.dumps(content.get("normalizer")),
             "Digits" in [step["type"] for step in list_steps(content["pre_tokenizer"])],
         )
 
@@ -76,8 +86,8 @@ def list_unsupported(content: dict[str, Any], settings: dict[str, Any]) -> list[
     found = [f"model.{field} {json.dumps(model[field])}" for field in NOT_SUPPORTED if model.get(field)]
     if missing := [byte for byte, spelling in SPELLING.items() if spelling not in model["vocab"]]:
         found.append(f"model.vocab without {len(missing)} of the 256 bytes")
-    if content.get("normalizer") not in (None, {"type": "Lowercase"}):
-        found.append(f"normalizer {read_type(content['normalizer'])}")
+    if content.get("normalizer") not in list_normalizers():
+        found.append(f"normalizer {read_type(content['normalizer'])} that does not clean texts as `clean_text`")
     steps = list_steps(content.get("pre_tokenizer") or {})
     if len(steps) == 2 and steps[0] == {"type": "Digits", "individual_digits": True}:
         steps = steps[1:]
@@ -99,7 +109,7 @@ def list_unsupported(content: dict[str, Any], settings: dict[str, Any]) -> list[
 def find_symbols(content: dict[str, Any]) -> dict[str, int]:
     """Return the symbols of tokenizer.json with their ids, as they are in normalised text."""
     symbols = {token["content"]: token["id"] for token in content.get("added_tokens", []) if not token["special"]}
-    if content.get("normalizer") is None:
+    if "Lowercase" not in json.dumps(content.get("normalizer")):
         return symbols
     return {normalizers.Lowercase().normalize_str(symbol): id for symbol, id in symbols.items()}
 
@@ -116,6 +126,12 @@ def list_unsupported_symbols(content: dict[str, Any]) -> list[str]:
         found.append(f"{len(symbols)} added_tokens, more than {MOST_SYMBOLS}")
     found += [f"added_tokens {symbol!r} with a line feed or NUL" for symbol in symbols if set(symbol) & set("\n\0")]
     return found
+
+
+def list_normalizers() -> list[Any]:
+    """Return the supported normalizers, as in tokenizer.json: those of trained tokenizers, and of earlier ones."""
+    trained = [make_normalizer(lowercase, keep_invisible=False) for lowercase in (False, True)]
+    return [None, {"type": "Lowercase"}, *(json.loads(normalizer.__getstate__()) for normalizer in trained)]
 
 
 def read_type(part: Any) -> Any:
@@ -172,9 +188,13 @@ def list_lower_case() -> tuple[np.ndarray, np.ndarray]:
 
 
 @cache
-def list_spaces() -> np.ndarray:
-    """Return `str.isspace` of each character, (UNICODE,): texts of white space have empty translations."""
-    return np.array([chr(code).isspace() for code in range(UNICODE)], np.uint8)
+def list_flags() -> np.ndarray:
+    """Return what cleaning a text needs to know of each character, a sum of the flags IS_..., (UNICODE,)."""
+    flags = np.array([IS_WORD * chr(code).isalnum() for code in range(UNICODE)], np.uint8)
+    sets = {IS_INVISIBLE: INVISIBLE, IS_JOINER: JOINERS, IS_JOINED: JOINED, IS_WHITE_SPACE: WHITE_SPACE}
+    for flag, inside in sets.items():
+        flags[[ord(character) for character in list_characters(inside)]] += flag
+    return flags
 
 
 def iterate_unicode() -> Iterator[tuple[int, str]]:

@@ -24,14 +24,19 @@ from ..graph_builder import TO_THE_END, GraphBuilder, cast_to_int, pad_rows, shi
 from .bpe import (
     BLOCK,
     END_OF_TEXT,
+    IS_INVISIBLE,
+    IS_JOINED,
+    IS_JOINER,
+    IS_WHITE_SPACE,
+    IS_WORD,
     SINGLE_DIGIT,
     SPACE,
     SPELLING,
     ByteLevelBPE,
     build_merge_table,
     classify_characters,
+    list_flags,
     list_lower_case,
-    list_spaces,
 )
 
 BOUNDARY = SINGLE_DIGIT  # the ends of texts and symbols, too, are words by themselves
@@ -41,7 +46,7 @@ FIRST_SYMBOL = 256  # codes of what is not text: 10 is the end of a text, those 
 def encode_texts(op: GraphBuilder, texts: str, bpe: ByteLevelBPE, pad: int) -> tuple[str, str, str]:
     """Tokenize strings (batch,).
 
-    Return input_ids and attention_mask, (batch, source), and whether each text is blank.
+    Return input_ids and attention_mask, (batch, source), and whether each text has no letter or digit.
     """
     ended = op.StringConcat(texts, END_OF_TEXT)
     characters = op.Tokenizer(
@@ -51,12 +56,14 @@ def encode_texts(op: GraphBuilder, texts: str, bpe: ByteLevelBPE, pad: int) -> t
     # The last character of a row is the end of its text.
     is_text = op.And(exists, op.Slice(op.Pad(exists, [0, 0, 0, 1]), [1], TO_THE_END, [1]))
     codes = find_code_points(op, characters)
-    is_space = op.Or(op.Not(is_text), op.Cast(look_up(op, list_spaces(), codes), to=TensorProto.BOOL))
-    is_blank = op.Not(op.Cast(op.ReduceMax(cast_to_int(op, op.Not(is_space)), [1], keepdims=0), to=TensorProto.BOOL))
+    flags = look_up(op, list_flags(), codes)
+    is_word = op.And(is_text, has_flag(op, flags, IS_WORD))
+    is_blank = op.Not(op.Cast(op.ReduceMax(cast_to_int(op, is_word), [1], keepdims=0), to=TensorProto.BOOL))
     rows = op.Expand(op.Unsqueeze(op.Range(0, op.Squeeze(op.Shape(texts)), 1), [1]), op.Shape(codes))
 
     # Flatten. The tensor is never empty, because it includes the ends of texts.
-    codes, is_text, rows = (select(op, values, exists) for values in (codes, is_text, rows))
+    codes, is_text, rows, flags = (select(op, values, exists) for values in (codes, is_text, rows, flags))
+    codes, is_text, rows = clean_characters(op, codes, is_text, rows, flags)
     if bpe.lowercase:
         codes, is_text, rows = convert_to_lower_case(op, codes, is_text, rows)
     if bpe.symbols:
@@ -124,6 +131,32 @@ def invert_hashes(op: GraphBuilder, characters: str) -> str:
     hash = op.BitwiseXor(hash, np.array(seeds, np.uint32).reshape(-1, 1, 1))
     # ... and the mix of the block or tail.
     return times_inverse(rotate_right(times_inverse(hash, 0x1B873593), 15), 0xCC9E2D51)
+
+
+def has_flag(op: GraphBuilder, flags: str, flag: int) -> str:
+    return op.Cast(op.BitwiseAnd(flags, np.uint8(flag)), to=TensorProto.BOOL)
+
+
+def clean_characters(op: GraphBuilder, codes: str, is_text: str, rows: str, flags: str) -> tuple[str, str, str]:
+    """Return the first three vectors for cleaned texts: see `clean_text`.
+
+    flags: those of `list_flags`
+    """
+    vectors = (codes, is_text, rows, flags)
+
+    def drop(dropped: str) -> tuple[str, ...]:
+        return tuple(select(op, values, op.Not(dropped)) for values in vectors)
+
+    vectors = codes, is_text, rows, flags = drop(op.And(is_text, has_flag(op, flags, IS_INVISIBLE)))
+    is_kept = has_flag(op, shift(op, flags, 1, np.uint8(0)), IS_JOINED)
+    codes, is_text, rows, flags = drop(op.And(has_flag(op, flags, IS_JOINER), op.Not(is_kept)))
+    is_space = op.And(is_text, has_flag(op, flags, IS_WHITE_SPACE))
+    vectors = (op.Where(is_space, np.int32(ord(" ")), codes), is_text, rows, is_space)
+    # A space stays if it is not the first character of its text, nor follows another space; then if it is not the last.
+    after_space = op.Or(shift(op, is_space, 1, False), op.Not(shift(op, is_text, 1, False)))
+    vectors = codes, is_text, rows, is_space = drop(op.And(is_space, after_space))
+    codes, is_text, rows, _ = drop(op.And(is_space, op.Not(shift(op, is_text, -1, False))))
+    return codes, is_text, rows
 
 
 def convert_to_lower_case(op: GraphBuilder, codes: str, is_text: str, rows: str) -> tuple[str, str, str]:

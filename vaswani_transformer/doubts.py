@@ -1,0 +1,47 @@
+"""Name the translations that a reader should look at: empty ones, loops, short ones, and parts of cut sentences."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LOOP = 5  # times that the same tokens follow each other
+LONGEST_LOOP = 16  # tokens
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A part of a text whose translation may be wrong."""
+
+    text_index: int
+    reason: str
+    source: str
+    translation: str
+
+
+def find_reasons(
+    source: Sequence[int], translation: Sequence[int], text: str, is_cut: bool, least_ratio: float | None
+) -> list[str]:
+    """Return why the translation of a part is doubtful.
+
+    source, translation: token ids, </s> included;  text: the translation
+    is_cut: the part is not a whole sentence;  least_ratio: of their numbers of tokens
+    """
+    reasons = ["the sentence was cut at the limit"] if is_cut else []
+    ratio = (len(translation) - 1) / max(len(source) - 1, 1)
+    if not text.strip():
+        reasons.append("the translation is empty")
+    elif least_ratio is not None and ratio < least_ratio:
+        reasons.append(f"the translation has {ratio:.2f} times as many tokens as the source")
+    if has_loop(translation) and not has_loop(source):
+        reasons.append("the translation repeats itself")
+    return reasons
+
+
+def has_loop(tokens: Sequence[int]) -> bool:
+    """Return whether the same n tokens follow each other LOOP times."""
+    for n in range(1, min(LONGEST_LOOP, len(tokens) // LOOP) + 1):
+        repeated = 0
+        for token, before in zip(tokens[n:], tokens, strict=False):
+            repeated = repeated + 1 if token == before else 0
+            if repeated == (LOOP - 1) * n:
+                return True
+    return False
