@@ -303,6 +303,27 @@ def test_the_python_of_the_readme_runs(template: Path, monkeypatch):
     assert run_page("README.md", template, ("python",)) == 2
 
 
+# Parts of texts, every second of which is copied.
+SPLIT = ["One.", "", "One. |Two!", "|\n |One.", "a b|\n\n|---|\r\n|c. |D?| ", "3.14 is  pi", "Dr.| |No", "| |", "a.b c"]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_the_cpp_program_splits_texts_like_the_python_of_the_readme(tmp_path):
+    (block,) = (block for block in ALL if block.language == "cpp")
+    function = block.text[block.text.index("std::vector<std::string> split") : block.text.index("int main")]
+    loop = 'for (auto& piece : split(argv[1])) std::cout << piece << "\\x1f";'
+    includes = "".join(f"#include <{name}>\n" for name in ("algorithm", "iostream", "string", "vector"))
+    program = f"{includes}{function}int main(int, char** argv) {{ {loop} }}"
+    (tmp_path / "split.cpp").write_text(program)
+    subprocess.run(["g++", "-std=c++17", "-o", tmp_path / "split", tmp_path / "split.cpp"], check=True)
+    readme = (ROOT / "conversion/onnx/README.text.template").read_text(encoding="utf-8").replace("$$", "$")
+    (pattern,) = re.findall(r're.split\(r"(.*)", text\)', readme)
+    for text in ("".join(pieces.split("|")) for pieces in SPLIT):
+        done = subprocess.run([tmp_path / "split", text], check=True, capture_output=True)
+        assert done.stdout.decode().split("\x1f")[:-1] == re.split(pattern, text), repr(text)
+    assert re.split(pattern, "a b.\n\n---\r\nc. D? ") == ["a b.", "\n\n", "---", "\r\n", "c.", " ", "D?", " ", ""]
+
+
 @pytest.mark.slow
 def test_the_cpp_program_uses_the_exported_names(template, tmp_path):
     (block,) = (block for block in ALL if block.language == "cpp")

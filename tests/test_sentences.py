@@ -258,6 +258,7 @@ def test_every_sentence_of_a_text_is_translated(translator: TorchTranslator) -> 
     one_by_one = translator.translate([ENGLISH[0], ENGLISH[1]])
     text = f"{ENGLISH[0]}\n\n {ENGLISH[1]}"
     assert translator.translate([text]) == ["\n\n ".join(one_by_one)]
+    text = f"{ENGLISH[0]} {ENGLISH[1]}"
     (whole,) = split_text(text, 256, translator._encode, sentences=False)
     (((expected,),),) = translator._search([[whole.ids]], SearchSettings(4, 0.6))
     assert translator.translate([text], split_sentences=False) == [expected.text]

@@ -244,7 +244,7 @@ def test_texts_of_a_million_letters_are_refused_at_once(translator):
             InputError, match="^text 2: a sentence has 1,000,000 characters, the limit is 10,000; split it"
         ):
             call(["a", text])
-    with pytest.raises(InputError, match="target 1 has 1,000,000 characters"):
+    with pytest.raises(InputError, match="target 1: a sentence has 1,000,000 characters"):
         translator.score("a", text)
     with pytest.raises(InputError, match="source 1 has 9,001 tokens; at most 5,000 are scored: split it"):
         translator.score("q" * 9000, "a")
