@@ -66,8 +66,8 @@ def measure(
     only: Annotated[str | None, typer.Option(help="Measurements, separated by commas; default: all.")] = None,
 ) -> None:
     """Measure everything on a GPU. Run the same command again to resume."""
-    folders = [shlex.quote(str(folder.resolve())) if folder else "" for folder in (data, debian, output)]
-    commands = measurements(*folders, device, SMALL if small else FULL)
+    text, debian_text, results = (shlex.quote(str(path.resolve())) if path else "" for path in (data, debian, output))
+    commands = measurements(text, debian_text, results, device, SMALL if small else FULL)
     names = only.split(",") if only else list(commands)
     if unknown := [name for name in names if name not in commands]:
         raise InputError(f"--only {unknown[0]}: not a measurement; measurements: {', '.join(commands)}")

@@ -40,7 +40,13 @@ from .harness import report, run
 from .options import Device, Record
 
 VOCABULARY = 900
-SIZES = {"d_model": 256, "encoder_layers": 3, "decoder_layers": 3, "encoder_ffn_dim": 512, "decoder_ffn_dim": 512}
+SIZES: dict[str, Any] = {
+    "d_model": 256,
+    "encoder_layers": 3,
+    "decoder_layers": 3,
+    "encoder_ffn_dim": 512,
+    "decoder_ffn_dim": 512,
+}
 # Options of `python -m training`.
 TRAINING = (
     "--config demo --max_steps 40 --save_every 10 --validate_every 40 --log_every 40 --tokens_per_step 1400 "

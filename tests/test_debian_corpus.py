@@ -4,6 +4,7 @@ import gzip
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ def modules(monkeypatch):
         del sys.modules[name]
 
 
-class Unpacked:
+class Packages:
     """Packages that are already there."""
 
     def __init__(self, folders: list[Path], descriptions: dict[str, str] | None = None):
@@ -30,6 +31,10 @@ class Unpacked:
 
     def read_descriptions(self, language: str) -> list[str]:
         return self.descriptions[language].splitlines(keepends=True)
+
+
+def unpacked(folders: list[Path], descriptions: dict[str, str] | None = None) -> Any:
+    return Packages(folders, descriptions)
 
 
 RECORD = """\
@@ -49,16 +54,16 @@ def test_paragraphs_of_a_description_correspond():
 
     english = RECORD.format("en", "lists files", "It lists", "all files.", "It is small.", "")
     german = RECORD.format("de", "zeigt Dateien an", "Es zeigt alle", "Dateien an.", "Es ist klein.", "")
-    assert list(descriptions.read_pairs(Unpacked([], {"en": english, "de": german}), "de")) == [
+    assert list(descriptions.read_pairs(unpacked([], {"en": english, "de": german}), "de")) == [
         ("lists files", "zeigt Dateien an"),
         ("It lists all files.", "Es zeigt alle Dateien an."),
         ("It is small.", "Es ist klein."),
     ]
     shorter = german.replace(" .\n", "")
-    assert list(descriptions.read_pairs(Unpacked([], {"en": english, "de": shorter}), "de")) == [
+    assert list(descriptions.read_pairs(unpacked([], {"en": english, "de": shorter}), "de")) == [
         ("lists files", "zeigt Dateien an")
     ]
-    assert not list(descriptions.read_pairs(Unpacked([], {"en": english, "de": german.replace("1f3a", "77")}), "de"))
+    assert not list(descriptions.read_pairs(unpacked([], {"en": english, "de": german.replace("1f3a", "77")}), "de"))
 
 
 def test_paragraphs_with_the_same_id_correspond(tmp_path):
@@ -68,7 +73,7 @@ def test_paragraphs_with_the_same_id_correspond(tmp_path):
         path = tmp_path / f"usr/share/libreoffice/help/{language}/text/a.html"
         path.parent.mkdir(parents=True)
         path.write_text(f'<p id="par_1">{text}</p><p id="{language}">x</p><pre id="c">code</pre><p>nothing</p>')
-    assert list(office_help.read_pairs(Unpacked([tmp_path, tmp_path]), "de")) == [("Click OK.", "Klicken Sie auf OK.")]
+    assert list(office_help.read_pairs(unpacked([tmp_path, tmp_path]), "de")) == [("Click OK.", "Klicken Sie auf OK.")]
 
 
 PAGE = r"""
@@ -96,7 +101,7 @@ def test_blocks_of_a_manual_page_correspond(tmp_path):
         path.parent.mkdir(parents=True)
         page = PAGE.format(*words) + (".SH ÜBERSETZUNG\nvon Anna\n" if "de" in folder else "")
         path.write_bytes(gzip.compress(page.encode()))
-    assert list(manual_pages.read_pairs(Unpacked([tmp_path]), "de")) == [
+    assert list(manual_pages.read_pairs(unpacked([tmp_path]), "de")) == [
         ("NAME", "BEZEICHNUNG"),
         ("cat - print files", "cat - Dateien ausgeben"),
         ("DESCRIPTION", "DESCRIPTION"),
@@ -117,7 +122,7 @@ def test_entries_of_the_dictionary_correspond(tmp_path):
         "game; match | to be at stake [fig.] | Much is at stake.\n"
         "uneven :: one | two\n"
     )
-    pairs = list(dictionary.read_pairs(Unpacked([tmp_path]), "de"))
+    pairs = list(dictionary.read_pairs(unpacked([tmp_path]), "de"))
     assert pairs == [("to be at stake", "auf dem Spiel stehen"), ("Much is at stake.", "Es steht viel auf dem Spiel.")]
     assert [dictionary.is_sentence(*pair) for pair in pairs] == [False, True]
 

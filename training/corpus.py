@@ -23,6 +23,7 @@ import numpy as np
 from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.model_folder import files_sha256, read_json_object, write_json
+from vaswani_transformer.sentences_vaswani_transformer import clean_text as drop_invisible
 
 from .parallel_text import (
     HELD_OUT_EVERY,
@@ -282,7 +283,7 @@ def _usable_text(
             dropped["missing"].add(where)
             continue
         pair = clean_text(source), clean_text(target)
-        if not all(pair):
+        if not all(map(drop_invisible, pair)):
             dropped["empty"].add(where)
         elif max(map(len, pair)) > longest:
             dropped["too long"].add(where)
