@@ -15,6 +15,7 @@ from vaswani_transformer import sinusoidal_positional_encoding
 from vaswani_transformer.attention_maps import AttentionMaps, attention_maps, token_labels
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.pictures import attention_figure, positional_encoding_figure
+from vaswani_transformer.sentences_vaswani_transformer import clean_text
 
 SOURCE, TARGET = ENGLISH[1], GERMAN[1]  # zwölf, Äpfel, möchten
 
@@ -68,7 +69,7 @@ def test_labels_concatenate_to_the_text(text):
     assert len(shown) == len(ids) and shown[-1] == "</s>"
     # Each byte of a character repeats the character; count it once.
     once = [re.sub(r" 1/\d$", "", label) for label in shown[:-1] if not re.search(r" [2-4]/\d$", label)]
-    assert "".join(once) == text.replace(" ", "▁")
+    assert "".join(once) == clean_text(text).replace(" ", "▁")
 
 
 def test_bytes_of_one_character_are_numbered():
@@ -107,9 +108,9 @@ def test_layers_and_heads_can_be_chosen(maps, kind, layer, head, panels):
 
 
 def test_characters_without_a_glyph_are_shown_as_code_points():
-    figure = attention_figure(attention_maps(trained_model(), trained_tokenizer(), "日 $x_1$", "\n"))
+    figure = attention_figure(attention_maps(trained_model(), trained_tokenizer(), "日 $x_1$", "本"))
     top, side, _ = labels(figure)[0]
-    assert top[0] == "U+65E5 1/3" and "$" in "".join(top) and side[0] == "U+000A"
+    assert top[0] == "U+65E5 1/3" and "$" in "".join(top) and side[0] == "U+672C 1/3"
     opened(figure)
 
 
