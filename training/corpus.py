@@ -228,6 +228,9 @@ def tokenise(
     backends = [tokenizer.backend_tokenizer for tokenizer in tokenizers]
     for backend in backends:  # control tokens in the text are ordinary text
         backend.encode_special_tokens = True
+    nothing = np.array(
+        [len(backend.encode("").ids) for backend in backends]
+    )  # a text of invisible characters has these
     dtype = np.dtype(np.uint16 if max(map(len, tokenizers)) <= 1 << 16 else np.uint32)
     name = " + ".join(text.name for text in texts)
     dropped = {reason: Dropped() for reason in ("empty", "too long", "length ratio")}
@@ -241,7 +244,7 @@ def tokenise(
                 for side, backend in enumerate(backends)
             ]
             lengths = np.array([[len(row) for row in rows] for rows in ids], dtype=np.int32)  # (2, pairs)
-            keep = _within_limits(lengths, lines, settings, dropped)
+            keep = _within_limits(lengths, nothing, lines, settings, dropped)
             for file, array in _file_parts(pairs, ids, lengths, keep, dtype).items():
                 files[file].write(raw := array.tobytes())
                 written[file] += len(array)
@@ -287,17 +290,18 @@ def _usable_text(
 
 
 def _within_limits(
-    lengths: np.ndarray, lines: list[str], settings: TextSettings, dropped: dict[str, Dropped]
+    lengths: np.ndarray, nothing: np.ndarray, lines: list[str], settings: TextSettings, dropped: dict[str, Dropped]
 ) -> np.ndarray:
-    """Return a mask of the pairs within the limits. lengths: (2, pairs)"""
+    """Return a mask of the pairs within the limits. lengths: (2, pairs); nothing: (2,), lengths of empty texts"""
+    empty = (lengths <= nothing[:, None]).any(0)
     too_long = lengths.max(0) > settings.max_length
     # Without </s>, which would bring the ratio of short sentences closer to 1.
     words = np.maximum(lengths - 1, 1)
-    lopsided = ~too_long & (words.max(0) > (settings.max_length_ratio or math.inf) * words.min(0))
-    for reason, mask in (("too long", too_long), ("length ratio", lopsided)):
+    lopsided = ~too_long & ~empty & (words.max(0) > (settings.max_length_ratio or math.inf) * words.min(0))
+    for reason, mask in (("empty", empty), ("too long", too_long), ("length ratio", lopsided)):
         for i in np.flatnonzero(mask):
             dropped[reason].add(lines[i])
-    return ~(too_long | lopsided)
+    return ~(empty | too_long | lopsided)
 
 
 def _file_parts(
