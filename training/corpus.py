@@ -23,7 +23,6 @@ import numpy as np
 from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.model_folder import files_sha256, read_json_object, write_json
-from vaswani_transformer.sentences_vaswani_transformer import clean_text as drop_invisible
 
 from .parallel_text import (
     HELD_OUT_EVERY,
@@ -230,6 +229,8 @@ def tokenise(
     backends = [tokenizer.backend_tokenizer for tokenizer in tokenizers]
     for backend in backends:  # control tokens in the text are ordinary text
         backend.encode_special_tokens = True
+    # A text of invisible characters has no other tokens.
+    nothing = np.array([len(backend.encode("").ids) for backend in backends])
     dtype = np.dtype(np.uint16 if max(map(len, tokenizers)) <= 1 << 16 else np.uint32)
     name = " + ".join(text.name for text in texts)
     dropped = {reason: Dropped() for reason in ("empty", "missing", "too long", "length ratio")}
@@ -244,7 +245,7 @@ def tokenise(
                 for side, backend in enumerate(backends)
             ]
             lengths = np.array([[len(row) for row in rows] for rows in ids], dtype=np.int32)  # (2, pairs)
-            keep = _within_limits(lengths, lines, settings, dropped)
+            keep = _within_limits(lengths, nothing, lines, settings, dropped)
             for file, array in _file_parts(pairs, ids, lengths, keep, dtype).items():
                 files[file].write(raw := array.tobytes())
                 written[file] += len(array)
@@ -283,7 +284,7 @@ def _usable_text(
             dropped["missing"].add(where)
             continue
         pair = clean_text(source), clean_text(target)
-        if not all(map(drop_invisible, pair)):
+        if not all(pair):
             dropped["empty"].add(where)
         elif max(map(len, pair)) > longest:
             dropped["too long"].add(where)
@@ -296,17 +297,18 @@ def _usable_text(
 
 
 def _within_limits(
-    lengths: np.ndarray, lines: list[str], settings: TextSettings, dropped: dict[str, Dropped]
+    lengths: np.ndarray, nothing: np.ndarray, lines: list[str], settings: TextSettings, dropped: dict[str, Dropped]
 ) -> np.ndarray:
-    """Return a mask of the pairs within the limits. lengths: (2, pairs)"""
+    """Return a mask of the pairs within the limits. lengths: (2, pairs); nothing: (2,), lengths of empty texts"""
+    empty = (lengths <= nothing[:, None]).any(0)
     too_long = lengths.max(0) > settings.max_length
     # Without </s>, which would bring the ratio of short sentences closer to 1.
     words = np.maximum(lengths - 1, 1)
-    lopsided = ~too_long & (words.max(0) > (settings.max_length_ratio or math.inf) * words.min(0))
-    for reason, mask in (("too long", too_long), ("length ratio", lopsided)):
+    lopsided = ~too_long & ~empty & (words.max(0) > (settings.max_length_ratio or math.inf) * words.min(0))
+    for reason, mask in (("empty", empty), ("too long", too_long), ("length ratio", lopsided)):
         for i in np.flatnonzero(mask):
             dropped[reason].add(lines[i])
-    return ~(too_long | lopsided)
+    return ~(empty | too_long | lopsided)
 
 
 def _file_parts(

@@ -12,6 +12,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from .errors import InputError
 from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from .sentences_vaswani_transformer import choose_cleaning
 
 LONGEST_SENTENCE = 120  # tokens; the labels of a larger heat map are illegible
 
@@ -52,7 +53,8 @@ def attention_maps(
     target_tokenizer: tokenizer of the decoder, if the languages have separate vocabularies
     Raises `InputError` if the source is empty or a sentence has more than 120 tokens.
     """
-    if not source.strip():
+    source = choose_cleaning(tokenizer.backend_tokenizer.normalizer)(source)
+    if not source:
         raise InputError("the source is empty; give a sentence")
     target_tokenizer = target_tokenizer or tokenizer
     encoding = tokenizer([source], return_tensors="pt", verbose=False).to(model.device)

@@ -64,7 +64,9 @@ SYMBOLS = re.compile(
     f"[#*+\\-‐-―−=~|•‣◦⁃·_`^\u2190-\u21ff\u2300-\u2bff\u20e3\U0001f000-\U0001faff{WHITE_SPACE}{INVISIBLE}{JOINERS}]"
 )
 
-# What is copied keeps of them only those that belong to an emoji.
+# The number of an item of a list, which a model may take for a numeral: "2. Dogs run."
+ITEM_NUMBER = re.compile(f"(?:[0-9]{{1,3}}[.)]|[A-Za-z]\\))[{WHITE_SPACE}]+")
+# What is copied keeps of the invisible characters only those of emoji.
 NOT_OF_EMOJI = re.compile(
     f"(?<![#*0-9\u2190-\u2bff\U0001f000-\U0001faff\u200d\ufe0f\U000e0000-\U000e0fff])[{INVISIBLE}{JOINERS}]"
 )
@@ -290,6 +292,9 @@ def sentence_spans(text: str, sentences: bool = True) -> Iterator[tuple[int, int
                 first += 1
             while first < last and SYMBOLS.match(line, last - 1):
                 last -= 1
+            number = ITEM_NUMBER.match(line, first)
+            if number and LETTER.search(line, number.end(), last):
+                first = number.end()
             if LETTER.search(line, first, last):
                 yield start + first, start + last
 

@@ -19,6 +19,7 @@ const CLEANING = [
   [new RegExp(`(?<![${JOINED}])[${JOINERS}]+`, "gu"), ""],
   [new RegExp(`${WHITE}+`, "gu"), " "],
 ];
+const ITEM_NUMBER = new RegExp(`^(?:[0-9]{1,3}[.)]|[A-Za-z]\\))${WHITE}+`, "u");
 const NOT_OF_EMOJI = new RegExp(
   `(?<![#*0-9\\u2190-\\u2bff\\u{1f000}-\\u{1faff}\\u200d\\ufe0f\\u{e0000}-\\u{e0fff}])[${INVISIBLE}${JOINERS}]`,
   "gu",
@@ -223,8 +224,10 @@ export function sentenceSpans(text) {
         first += letter.length;
       }
       for (let letter; first < last && (letter = before(line, last)) && SYMBOL.test(letter); ) last -= letter.length;
-      const letter = search(LETTER, line, first);
-      if (letter && letter.index < last) spans.push([start + first, start + last]);
+      const hasLetter = (place) => (search(LETTER, line, place)?.index ?? Infinity) < last;
+      const number = line.slice(first, last).match(ITEM_NUMBER)?.[0].length ?? 0;
+      if (number && hasLetter(first + number)) first += number;
+      if (hasLetter(first)) spans.push([start + first, start + last]);
     }
   }
   return spans;
