@@ -8,7 +8,14 @@ from typing import Any
 import torch
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, one_line, out_of_memory
+from vaswani_transformer.errors import (
+    BrokenFileError,
+    InputError,
+    UnavailableError,
+    escape_controls,
+    one_line,
+    out_of_memory,
+)
 from vaswani_transformer.loading import enumerate_names, load_model
 from vaswani_transformer.model_folder import MODEL_TYPE, check_readable
 from vaswani_transformer.torch_translator import TorchTranslator
@@ -45,7 +52,7 @@ def import_checkpoint(path: Path, out: Path, name: str | None = None, logits: Pa
     print(f"{reader.name}: {model.num_parameters():,} parameters")
     print(f"settings that differ from the paper's: {list_differences_from_paper(model.config)}")
     for note in description.all_notes():
-        print(f"note: {note}")
+        print(f"note: {escape_controls(note)}")
     print(comparison)
 
 
@@ -81,7 +88,7 @@ def export_checkpoint(path: Path, out: Path, name: str) -> None:
                 shutil.copyfile(file, new / file.name)
     print(f"{name}: {folder.model.num_parameters():,} parameters")
     for note in notes:
-        print(f"note: {note}")
+        print(f"note: {escape_controls(note)}")
 
 
 def find_checkpoint(path: Path, name: str | None = None) -> tuple[Reader, Path]:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as ProgressBar
 
 from vaswani_transformer.atomic import atomic_file, open_in_place
-from vaswani_transformer.errors import UnavailableError
+from vaswani_transformer.errors import UnavailableError, escape_controls
 from vaswani_transformer.exit import print_error
 from vaswani_transformer.training_run import METRICS
 
@@ -74,7 +74,7 @@ class Reporter:
     def say(self, message: str) -> None:
         if self.is_main_process and self.bar is not None:
             with suppress(OSError):  # a lost terminal
-                self.bar.console.print(message, markup=False, highlight=False, soft_wrap=True)
+                self.bar.console.print(escape_controls(message), markup=False, highlight=False, soft_wrap=True)
         elif self.is_main_process:
             print_error(message)
 
