@@ -29,8 +29,8 @@ from .parallel_text import (
     HELD_OUT_MOST,
     Chunk,
     ParallelText,
-    clean_text,
     holds_out_validation,
+    join_lines,
     open_texts,
     open_training_and_validation,
     read_sentences,
@@ -283,7 +283,7 @@ def _usable_text(
         if source is None or target is None:
             dropped["missing"].add(where)
             continue
-        pair = clean_text(source), clean_text(target)
+        pair = join_lines(source), join_lines(target)
         if not all(pair):
             dropped["empty"].add(where)
         elif max(map(len, pair)) > longest:

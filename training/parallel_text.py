@@ -32,7 +32,7 @@ HELD_OUT_EVERY, HELD_OUT_MOST = 50, 2000  # pairs, if there is no validation tex
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive pairs of a text as they are in the file, see `clean_text`; None is no text in a language."""
+    """Consecutive pairs of a text as they are in the file, see `join_lines`; None is no text in a language."""
 
     lines: Sequence[int]  # the number of each pair's first line
     sources: Sequence[str | None]
@@ -119,7 +119,7 @@ def _with_capitals(text: ParallelText, share: float, languages: tuple[str, str])
 
     def copies(chunk: Chunk) -> Iterator[Pair]:
         for line, *pair in zip(chunk.lines, chunk.sources, chunk.targets, strict=True):
-            source, target = map(clean_text, pair)
+            source, target = map(join_lines, pair)
             for name, change in changes.items():
                 if crc32(f"{source}\t{target}".encode(), crc32(name)) < share * 2**32:
                     copy = change(source, languages[0])
@@ -135,7 +135,7 @@ def _with_capitals(text: ParallelText, share: float, languages: tuple[str, str])
     return ParallelText(name, chunks, lambda: f"{text.fingerprint()} capitals {share}")
 
 
-def clean_text(text: str | None) -> str:
+def join_lines(text: str | None) -> str:
     """Return a text of any format without surrounding white space, and with a space for a line break inside it."""
     text = (text or "").strip()
     if "\n" not in text and "\r" not in text:
@@ -147,8 +147,8 @@ def read_sentences(texts: Iterable[ParallelText]) -> tuple[list[str], list[str]]
     """Read all sources and targets of parallel texts, cleaned."""
     sources, targets = [], []
     for chunk in (chunk for text in texts for chunk in text.chunks()):
-        sources += map(clean_text, chunk.sources)
-        targets += map(clean_text, chunk.targets)
+        sources += map(join_lines, chunk.sources)
+        targets += map(join_lines, chunk.targets)
     return sources, targets
 
 
@@ -160,7 +160,7 @@ def text_lines(texts: list[ParallelText]) -> Iterator[str]:
     """Yield both sides of all pairs, as training text for a tokenizer."""
     for text in texts:
         for chunk in text.chunks():
-            yield from filter(None, map(clean_text, chain(chunk.sources, chunk.targets)))
+            yield from filter(None, map(join_lines, chain(chunk.sources, chunk.targets)))
 
 
 # ---- text files --------------------------------------------------------------------------------------------------
