@@ -316,9 +316,9 @@ def append_report(path: Path, doubts: list[Doubt], first: int) -> None:
 def warn_of_doubts(counts: Counter[str], report: str | None) -> None:
     """Say on stderr how many translations are doubtful, by reason."""
     if counts:
-        reasons = "; ".join(f"{count} times {reason}" for reason, count in counts.most_common())
+        reasons = "; ".join(f"{reason} ({count})" for reason, count in counts.most_common())
         where = f"{report} lists them" if report else "--report FILE lists them"
-        typer.echo(f"warning: doubtful translations: {reasons} ({where})", err=True)
+        typer.echo(f"warning: doubtful translations: {reasons}; {where}", err=True)
 
 
 def load_translator(model: str, download: bool, backend: Any = "torch", **options: Any) -> Any:
