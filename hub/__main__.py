@@ -146,8 +146,8 @@ def push(
 
 @app.command(help="Write a Space that translates with a model on the Hub and shows its attention.")
 def space(
+    model: Annotated[str, typer.Argument(callback=check_repo_id, help="The model's repository, owner/name.")],
     repo: Annotated[str, typer.Argument(callback=check_repo_id, help="The Space, owner/name.")],
-    model: Annotated[str, typer.Option(callback=check_repo_id, help="The model's repository, owner/name.")],
     to_folder: Annotated[str, typer.Option(help="The new folder.")],
     revision: Annotated[str | None, git_name("A commit or tag of the model; the Space runs the model's code.")] = None,
 ) -> None:

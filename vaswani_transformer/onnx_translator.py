@@ -17,7 +17,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from .errors import BrokenFileError, InputError, UnavailableError, as_input_errors, one_line, out_of_memory
-from .model_folder import ONNX, ModelFolder, check_graph, check_readable, find_folder
+from .hub_files import find_folder
+from .model_folder import ONNX, ModelFolder, check_graph, check_readable
 from .search_vaswani_transformer import SearchSettings, check_number
 from .sentences_vaswani_transformer import LanguageTokens, choose_cleaning
 from .translator import Hypothesis, Translator, pad_rows

@@ -16,8 +16,9 @@ from transformers import PreTrainedTokenizerFast
 from .beam_search import beam_search
 from .cached_decoder import CachedDecoder
 from .errors import InputError, as_input_errors
+from .hub_files import find_folder
 from .loading import load_model, wrap_tokenizer
-from .model_folder import ModelFolder, find_folder
+from .model_folder import ModelFolder
 from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration, target_vocab_size
 from .search_vaswani_transformer import SearchSettings, check_number, refuse_settings_of_generate
 from .sentences_vaswani_transformer import TARGET_TOKENIZER, LanguageTokens, choose_cleaning
