@@ -125,7 +125,7 @@ def test_a_file_is_translated_line_by_line(model_folder, source, tmp_path, expec
 
 
 def test_utf_8_is_used_in_any_locale(exported, translate, expected, tmp_path):
-    translate[2] = shutil.copytree(exported / "onnx", tmp_path / "größer")
+    translate[1] = shutil.copytree(exported / "onnx", tmp_path / "größer")
     text = "\ufeff" + "\r\n".join(LINES)  # a byte order mark, carriage returns, no newline at the end
     process = command(*translate, LC_ALL="C")
     out, err = process.communicate(text.encode())

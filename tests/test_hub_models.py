@@ -133,7 +133,9 @@ def test_pickles_are_read_by_the_restricted_unpickler(hub, tmp_path, refused):
     content = io.BytesIO()
     torch.save(load_file(golden("hf-marian") / "model.safetensors"), content)
     del files["model.safetensors"]
-    hub.create("opus/old", **files, **{"pytorch_model.bin": content.getvalue(), "optimizer.pt": b"x", "tf_model.h5": b"x"})
+    hub.create(
+        "opus/old", **files, **{"pytorch_model.bin": content.getvalue(), "optimizer.pt": b"x", "tf_model.h5": b"x"}
+    )
     main(["convert", "opus/old", str(tmp_path / "old")])
     main(["convert", OPUS, str(tmp_path / "new")])
     old, new = (load_file(tmp_path / name / "model.safetensors") for name in ("old", "new"))
@@ -143,7 +145,9 @@ def test_pickles_are_read_by_the_restricted_unpickler(hub, tmp_path, refused):
     hub.create("opus/evil", **files, **{"pytorch_model.bin": pickle.dumps(Evil(), protocol=2)})
     line = refused(main, ["convert", "opus/evil", tmp_path / "evil"])
     assert "its pickle refers to posix.system, which could run any code" in line and line.count("\n") == 1
-    hub.create("someone/pickled", **{"config.json": b'{"model_type": "vaswani_transformer"}', "pytorch_model.bin": b"x"})
+    hub.create(
+        "someone/pickled", **{"config.json": b'{"model_type": "vaswani_transformer"}', "pytorch_model.bin": b"x"}
+    )
     line = refused(main, ["doctor", "someone/pickled"])
     assert "has its weights only as pytorch_model.bin, a pickle" in line and line.count("\n") == 1
 
@@ -153,7 +157,9 @@ class Evil:
         return os.system, ("true",)
 
 
-@pytest.mark.parametrize("words", ["convert {} out", "translate {}", "export onnx {} out", "translate --backend onnx {}"])
+@pytest.mark.parametrize(
+    "words", ["convert {} out", "translate {}", "export onnx {} out", "translate --backend onnx {}"]
+)
 def test_a_repository_that_cannot_be_read_is_a_one_line_error(hub, words, refused, monkeypatch):
     def error(repo: str, code: int = 2) -> str:
         line = refused(main, words.format(repo).split(), code)

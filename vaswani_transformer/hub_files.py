@@ -11,7 +11,21 @@ from .errors import InputError, UnavailableError, one_line
 from .model_folder import ADAPTER, CONVERTIBLE_TYPES, MODEL_FILES, MODEL_TYPE, WEIGHTS
 
 # Not downloaded of other repositories than this package's: weights of other frameworks, documents, pictures.
-UNREAD = (".h5", ".msgpack", ".ot", ".onnx", ".gguf", ".tflite", ".mlmodel", ".zip", ".md", ".py", ".png", ".jpg", ".pdf")
+UNREAD = (
+    ".h5",
+    ".msgpack",
+    ".ot",
+    ".onnx",
+    ".gguf",
+    ".tflite",
+    ".mlmodel",
+    ".zip",
+    ".md",
+    ".py",
+    ".png",
+    ".jpg",
+    ".pdf",
+)
 # Suffixes of weights, and the files of transformers' models, the preferred first.
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PREFERRED_WEIGHTS = (WEIGHTS, "pytorch_model.bin")
@@ -167,8 +181,8 @@ def hub_errors(repo: str, revision: str | None) -> Iterator[None]:
         raise InputError(f"{repo} has no revision {revision!r} on the Hub; give a branch, a tag or a commit") from error
     except RepositoryNotFoundError as error:
         raise InputError(
-            f"{repo}: no such folder, and no such repository on the Hub; for a private one, log in (`hf auth login`) or "
-            "set HF_TOKEN"
+            f"{repo}: no such folder, and no such repository on the Hub; for a private one, log in (`hf auth login`) "
+            "or set HF_TOKEN"
         ) from error
     except HFValidationError as error:
         raise InputError(f"{repo}: no such folder, and no name of a repository ({one_line(str(error))})") from None

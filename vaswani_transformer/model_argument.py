@@ -84,8 +84,8 @@ def open_model(path: Path, model: str) -> Iterator[Path]:
             convert.import_checkpoint(path, folder)
         seconds = time.perf_counter() - start
         typer.echo(
-            f"{model}: converted in {seconds:.1f} s for this command; `vaswani-transformer convert {model} FOLDER` keeps "
-            "the result",
+            f"{model}: converted in {seconds:.1f} s for this command; `vaswani-transformer convert {model} FOLDER` "
+            "keeps the result",
             err=True,
         )
         yield folder

@@ -7,7 +7,6 @@ settings and tokenizers that were read and checked here; transformers and PEFT r
 import hashlib
 import json
 import os
-import re
 import reprlib
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .atomic import atomic_file
-from .errors import BrokenFileError, InputError, UnavailableError, one_line
+from .errors import BrokenFileError, InputError, one_line
 from .search_vaswani_transformer import SearchSettings, refuse_settings_of_generate
 from .sentences_vaswani_transformer import TARGET_TOKENIZER
 
@@ -44,7 +43,9 @@ MODEL_FILES = (*SETTINGS_FILES, "*.safetensors", INDEX)  # of a complete model, 
 CODE_FILES = tuple(sorted(path.name for path in Path(__file__).parent.glob("*_vaswani_transformer.py")))
 ONNX = "onnx"  # the folder that transformers.js and Optimum read
 EXPORT_RECORD = "export.json"  # in an ONNX folder: its precision, and hashes of the exported weights and the graphs
-CONVERSION_NOTES = "CONVERSION.md"  # in a model that was converted from another toolkit
+# In a model that was converted from another toolkit: notes for its users; what converting it back needs; the toolkit's
+# files, in a folder.
+CONVERSION_NOTES, CONVERSION_RECORD, ORIGINALS = "CONVERSION.md", "conversion.json", "original"
 MANIFEST = "manifest.json"  # size and sha256 of a checkpoint's files, or of a model's weights and tokenizer
 OPTIMIZER = "optimizer.safetensors"
 # Entries of tokenizer_config.json that are read and published. Others name files or code, or add tokens that

@@ -364,9 +364,7 @@ def encode_after(prefix: str, encode: Encode) -> Encode:
     return encode_text if prefix else encode
 
 
-def split_part(
-    text: str, limit: int, encode: Encode, sentences: bool, clean: Callable[[str], str]
-) -> Iterator[Piece]:
+def split_part(text: str, limit: int, encode: Encode, sentences: bool, clean: Callable[[str], str]) -> Iterator[Piece]:
     """Yield the pieces of a text, or of a part of it that has one prefix, see `split_text`."""
     end = 0
     keep = clean is strip_text
