@@ -178,6 +178,8 @@ def repository_files(
     files, translator, weights_sha256 = contents.collect_model_files(folder, onnx)
     provenance = Provenance(folder, weights_sha256, list(map(Path, results)), stated)
     example = example or card.default_example(provenance)
+    if example is not None:
+        (example,) = translator.add_language([example], card.choose_language(translator, provenance))
     if pictures and example is not None:
         files["attention.png"] = card.attention_plot(translator, example)
     if pictures and (curve := card.training_curve(folder)):

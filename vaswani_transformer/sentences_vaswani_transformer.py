@@ -79,6 +79,8 @@ LANGUAGE_TOKEN = re.compile(
     r">>([^<>\s]+)<<|<2([a-z]{2,3}(?:[_-]\w{2,8})*)>|__([a-z]{2,3}(?:_[A-Za-z]{2,8})?)__"
     r"|\[?([a-z]{2,3}_(?:[A-Z]{2}|[A-Z][a-z]{3}))\]?"
 )
+# Those that no subword of a text looks like; the others, such as en_US, count as added tokens only.
+UNMISTAKABLE = (">>", "<2", "__")
 
 
 class LanguageTokens:
@@ -88,9 +90,11 @@ class LanguageTokens:
     """
 
     def __init__(self, tokenizer: Any):
-        """tokenizer: of the sources, a tokenizers.Tokenizer; a language token is one of its added tokens"""
-        added = sorted(tokenizer.get_added_tokens_decoder().items())
-        self.tokens = [token.content for _, token in added if LANGUAGE_TOKEN.fullmatch(token.content)]
+        """tokenizer: of the sources, a tokenizers.Tokenizer"""
+        added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        found = [token for token in vocabulary if token in added or token.startswith(UNMISTAKABLE)]
+        self.tokens = sorted(filter(LANGUAGE_TOKEN.fullmatch, found), key=vocabulary.__getitem__)
         longest_first = "|".join(map(re.escape, sorted(self.tokens, key=len, reverse=True)))
         blank = f"(?![{LINE_BREAKS}])[{WHITE_SPACE}]"
         self._beginning = re.compile(f"(?:\\A|(?<=[{LINE_BREAKS}]))(?:{blank})*({longest_first})((?:{blank})*)")
