@@ -198,6 +198,14 @@ def clean_text(text: str) -> str:
     return text
 
 
+def cleans_itself(normalizer: Any) -> bool:
+    """Return whether a tokenizer gives a text the tokens of `clean_text` of it, by its normalizer (or None)."""
+    if normalizer is None:
+        return False
+    characters = list_characters(INVISIBLE + JOINERS + WHITE_SPACE)
+    return all(normalizer.normalize_str(text) == clean_text(text) for text in (f" a{each} b " for each in characters))
+
+
 def choose_cleaning(normalizer: Any) -> Callable[[str], str]:
     """Return the function that cleans texts for a tokenizer: `clean_text`, except for what its normalizer decides.
 

@@ -237,7 +237,7 @@ class Translator(ABC):
             translations[part.text_index] = join_hypotheses(so_far, part.copied, hypotheses)
             if doubts is not None and part.source:
                 best = hypotheses[0]
-                reasons = find_reasons(part.source, best.tokens, best.text, part.is_cut, warn_ratio)
+                reasons = find_reasons(part.source, best.tokens, part.text, best.text, part.is_cut, warn_ratio)
                 doubts += [Doubt(part.text_index, reason, part.text, best.text) for reason in reasons]
         return translations
 
