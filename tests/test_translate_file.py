@@ -171,6 +171,20 @@ WRAPPED = [
     ("Text.\n---\nMore\ntext.", ["Text.", "---", "More text."]),
     ("| a | b |\n|---|---|\n| c | d |", ["| a | b |", "|---|---|", "| c | d |"]),
     ("今天天气\n很好。", ["今天天气很好。"]),
+    (
+        "LS(1)    User Commands    LS(1)\n\nNAME\n    ls - list\nSYNOPSIS\n    ls [file]\nTEXT\n    one two three four five\n    six.",
+        [
+            "LS(1)    User Commands    LS(1)",
+            "",
+            "NAME",
+            "    ls - list",
+            "SYNOPSIS",
+            "    ls [file]",
+            "TEXT",
+            "    one two three four five six.",
+        ],
+    ),
+    ("* one two\n  three\nlong line of text\nmore", ["* one two three", "long line of text more"]),
     ("> quoted\n> lines\n\n\nEnd.", ["> quoted", "> lines", "", "", "End."]),
 ]
 

@@ -125,7 +125,7 @@ LAST_WORDS = re.compile(
     rf"(?:(?P<before>[^\W\d]+)[^\w{WHITE_SPACE}]*[{WHITE_SPACE}]+)?[\"'“‘„«‹(\[*_]*(?P<word>[^{WHITE_SPACE}]+)\Z"
 )
 
-ACRONYM = re.compile(r"[^\W\d]{1,3}(\.[^\W\d]{1,3})+")  # U.S, p.m
+ACRONYM = re.compile(r"[^\W\d]{1,2}(\.[^\W\d]{1,2})+")  # U.S, p.m, Ph.D, but not a file such as a.out
 # "bike.Two dogs": a word or a year in front of the full stop, and a capitalised word that ends at a space or
 # punctuation after it.
 BEFORE_GLUED = re.compile(r"(?:[^\W\d_]+['’-])*[^\W\d_]+[^\W\d_][)\]”\"’]*|[12][0-9]{3}")
