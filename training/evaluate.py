@@ -14,7 +14,7 @@ import typer
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.lines import open_output, read_lines, remove_line_breaks
-from vaswani_transformer.options import Backend, BatchTokens, Device, Dtype, LengthPenalty, NumBeams
+from vaswani_transformer.options import Backend, BatchTokens, Device, Dtype, LengthPenalty, NumBeams, Workers
 from vaswani_transformer.training_run import read_run
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def evaluate(
     length_penalty: LengthPenalty = None,
     device: Device = None,
     batch_tokens: BatchTokens = 8192,
+    workers: Workers = None,
     dtype: Dtype = None,
     backend: Backend = "torch",
     hypotheses: Annotated[Path | None, typer.Option(help="Write the translations to this file.")] = None,
@@ -71,6 +72,7 @@ def evaluate(
     translations = translator.translate(
         text.sources,
         batch_tokens=batch_tokens,
+        workers=workers,
         split_sentences=False,  # as in training
         progress=True,
         **vars(search),
