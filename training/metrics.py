@@ -123,7 +123,8 @@ def measure_bleu(network: Network, corpora: Corpora, lowercase: bool) -> dict[st
 
     translator = TorchTranslator(model, corpora.tokenizer, corpora.target_tokenizer)
     sources, references = corpora.validation_sentences
-    translations = translator.translate(sources, split_sentences=False)
+    # One worker: several change torch's threads, and with them the last bits of later steps, but not of a resumed run's.
+    translations = translator.translate(sources, split_sentences=False, workers=1)
     return {"validation_bleu": corpus_bleu(translations, references, lowercase)}
 
 
