@@ -110,7 +110,7 @@ def test_workers_share_one_session_with_one_thread(exported: Any) -> None:
     several.translate(ENGLISH)
     assert several._session_of_workers is None  # one batch: its operators use all threads
     several.translate(TEXTS, batch_tokens=SMALL)
-    shared = several._session_of_workers
+    shared: Any = several._session_of_workers
     assert shared.get_session_options().intra_op_num_threads == 1
     several.translate(TEXTS, batch_tokens=SMALL)
     assert several._session_of_workers is shared

@@ -123,7 +123,7 @@ def measure_bleu(network: Network, corpora: Corpora, lowercase: bool) -> dict[st
 
     translator = TorchTranslator(model, corpora.tokenizer, corpora.target_tokenizer)
     sources, references = corpora.validation_sentences
-    # One worker: several change torch's threads, and with them the last bits of later steps, but not of a resumed run's.
+    # Several workers set torch's threads anew, which may change the last bits of later steps; a resumed run has not.
     translations = translator.translate(sources, split_sentences=False, workers=1)
     return {"validation_bleu": corpus_bleu(translations, references, lowercase)}
 
