@@ -72,6 +72,17 @@ def test_processes_share_the_parts_and_keep_the_order(start, work, tmp_path):
     assert not (tmp_path / "out.parts").exists()
 
 
+def test_workers_keep_the_order_and_finish_what_precedes_an_error(words, work, tmp_path, refused):
+    main(words(workers=2, **{"batch-tokens": 60}))
+    assert lines_of(tmp_path / "out") == work[1]
+    (tmp_path / "out").unlink()
+    lines = lines_of(work[0] / "text")
+    long = write_lines(tmp_path / "long", [*lines[: 2 * PART], "x" * 1000])
+    error = refused(main, words(input=long, workers=2, **{"max-characters": 500}))
+    assert f"line {2 * PART + 1} has 1,000 characters" in error
+    assert sorted(path.name for path in (tmp_path / "out.parts").glob("part-*")) == ["part-0000000", "part-0000001"]
+
+
 def test_a_killed_translation_resumes_with_the_missing_parts(start, words, work, tmp_path, refused):
     parts = tmp_path / "out.parts"
     process = start(**{"batch-tokens": 1})  # slow
