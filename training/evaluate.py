@@ -26,6 +26,7 @@ from vaswani_transformer.options import (
     NumBeams,
     Revision,
     TargetLanguage,
+    Workers,
 )
 from vaswani_transformer.training_run import read_run
 
@@ -60,6 +61,7 @@ def evaluate(
     length_penalty: LengthPenalty = None,
     device: Device = None,
     batch_tokens: BatchTokens = 8192,
+    workers: Workers = None,
     dtype: Dtype = None,
     backend: Backend = "torch",
     hypotheses: Annotated[Path | None, typer.Option(help="Write the translations to this file.")] = None,
@@ -96,6 +98,7 @@ def evaluate(
     translations = translator.translate(
         text.sources,
         batch_tokens=batch_tokens,
+        workers=workers,
         split_sentences=False,  # as in training
         target_language=target_language,
         progress=True,

@@ -6,8 +6,10 @@ Each command imports its dependencies when it runs, so that `--help` does not wa
 import json
 import os
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,6 +34,7 @@ from .options import (
     NumBeams,
     Revision,
     TargetLanguage,
+    Workers,
 )
 from .programs import import_program, program_name
 from .translate_file import model_sha256, translate_file
@@ -243,6 +246,7 @@ def translate(
     device: Device = None,
     dtype: Dtype = None,
     backend: Backend = "torch",
+    workers: Workers = None,
     threads: Annotated[int | None, typer.Option(help="Threads of the ONNX backend on the CPU.")] = None,
     precision: Precision = None,
     revision: Revision = None,
@@ -286,39 +290,55 @@ def translate(
     def read(path: str | Path) -> Iterator[str]:
         return unwrap_lines(read_lines(path)) if unwrap else read_lines(path)
 
-    def translate_lines(lines: list[str], first: int) -> Iterator[bytes]:
+    def translate_chunks(chunks: Iterable[tuple[list[str], int]], look_ahead: bool) -> Generator[list[bytes]]:
+        firsts: deque[int] = deque()  # of the chunks that are being translated
+
+        def texts() -> Iterator[list[str]]:
+            for lines, first in chunks:
+                checked = as_texts(lines, "line", max_characters, first)
+                firsts.append(first)
+                yield checked
+
         doubts: list[Doubt] = []
-        texts = as_texts(lines, "line", max_characters, first)
-        options = {"batch_tokens": batch_tokens, "progress": progress, "doubts": doubts, "warn_ratio": warn_ratio}
+        options = {"batch_tokens": batch_tokens, "workers": workers, "look_ahead": look_ahead}
+        options |= {"progress": progress, "doubts": doubts, "warn_ratio": warn_ratio, **cut, **vars(settings)}
         try:
-            translations = translator.find_hypotheses(texts, **options, **cut, **vars(settings))
+            with closing(translator.find_in_chunks(texts(), **options)) as found:
+                for translations in found:
+                    first = firsts.popleft()
+                    counts.update(doubt.reason.split(" has ")[0] for doubt in doubts)
+                    if report is not None:
+                        append_report(Path(report), doubts, first)
+                    doubts.clear()
+                    numbered = enumerate(translations, start=first)
+                    yield [line for number, hypotheses in numbered for line in output_lines(hypotheses, number)]
         except NotFiniteError as error:
-            raise NotFiniteError(error.index, "line", first) from None
+            raise NotFiniteError(error.index, "line", firsts[0]) from None
         except MissingLanguageError as error:
-            raise MissingLanguageError(error.index, "line", error.reason, first) from None
-        counts.update(doubt.reason.split(" has ")[0] for doubt in doubts)
-        if report is not None:
-            append_report(Path(report), doubts, first)
-        for number, hypotheses in enumerate(translations, start=first):
-            if scores or num_return_sequences > 1:
-                yield from score_lines(hypotheses, number if num_return_sequences > 1 else None)
-            else:
-                yield f"{remove_line_breaks(hypotheses[0].text)}\n".encode()
+            raise MissingLanguageError(error.index, "line", error.reason, firsts[-1]) from None
+
+    def output_lines(hypotheses: list[Hypothesis], number: int) -> Iterator[bytes]:
+        if scores or num_return_sequences > 1:
+            yield from score_lines(hypotheses, number if num_return_sequences > 1 else None)
+        else:
+            yield f"{remove_line_breaks(hypotheses[0].text)}\n".encode()
 
     if in_parts:
         about = {"model": model_sha256(translator.folder), "backend": backend, "dtype": dtype, "precision": precision}
         about |= {"scores": scores, "unwrap": unwrap, **cut, **vars(settings)}
-        translate_file(translate_lines, Path(input), Path(output), chunk_lines, about, rank, ranks, read)
+        translate_file(
+            partial(translate_chunks, look_ahead=True),
+            Path(input), Path(output), chunk_lines, about, rank, ranks, read,
+        )  # fmt: skip
         warn_of_doubts(counts, report)
         return
     is_typed = input == "-" and not unwrap
     chunks = read_arriving_lines(chunk_lines) if is_typed else split_into_chunks(read(input), chunk_lines)
-    with open_output(output) as out:
-        done = 0
-        for lines in chunks:
-            out.writelines(translate_lines(lines, done + 1))
+    numbered = number_chunks(chunks)
+    with open_output(output) as out, closing(translate_chunks(numbered, look_ahead=input != "-")) as translated:
+        for lines in translated:
+            out.writelines(lines)
             out.flush()
-            done += len(lines)
     warn_of_doubts(counts, report)
 
 
@@ -499,6 +519,14 @@ def split_into_chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
     lines = iter(lines)
     while chunk := list(islice(lines, size)):
         yield chunk
+
+
+def number_chunks(chunks: Iterable[list[str]]) -> Iterator[tuple[list[str], int]]:
+    """Yield chunks of lines, each with the number of its first line."""
+    first = 1
+    for lines in chunks:
+        yield lines, first
+        first += len(lines)
 
 
 def save_picture(figure, output: str) -> None:

@@ -21,3 +21,7 @@ Dtype = Annotated[
     typer.Option(help="Precision of the weights; default: as saved."),
 ]
 Backend = Annotated[Literal["torch", "onnx"], typer.Option(help="onnx reads a folder written by `export onnx`.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Batches searched at the same time, a CPU thread each; default: all cores, 1 on a GPU."),
+]

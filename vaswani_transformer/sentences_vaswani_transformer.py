@@ -203,7 +203,7 @@ LAST_WORDS = re.compile(
     rf"(?:(?P<before>[^\W\d]+)[^\w{WHITE_SPACE}]*[{WHITE_SPACE}]+)?[\"'“‘„«‹(\[*_]*(?P<word>[^{WHITE_SPACE}]+)\Z"
 )
 
-ACRONYM = re.compile(r"[^\W\d]{1,3}(\.[^\W\d]{1,3})+")  # U.S, p.m
+ACRONYM = re.compile(r"[^\W\d]{1,2}(\.[^\W\d]{1,2})+")  # U.S, p.m, Ph.D, but not a file such as a.out
 # "bike.Two dogs": a word or a year in front of the full stop, and a capitalised word that ends at a space or
 # punctuation after it.
 BEFORE_GLUED = re.compile(r"(?:[^\W\d_]+['’-])*[^\W\d_]+[^\W\d_][)\]”\"’]*|[12][0-9]{3}")
@@ -274,6 +274,14 @@ def clean_text(text: str) -> str:
             text = pattern.sub(replacement, text)
         text = text.strip(" ")
     return text
+
+
+def cleans_itself(normalizer: Any) -> bool:
+    """Return whether a tokenizer gives a text the tokens of `clean_text` of it, by its normalizer (or None)."""
+    if normalizer is None:
+        return False
+    characters = list_characters(INVISIBLE + JOINERS + WHITE_SPACE)
+    return all(normalizer.normalize_str(text) == clean_text(text) for text in (f" a{each} b " for each in characters))
 
 
 def choose_cleaning(normalizer: Any) -> Callable[[str], str]:

@@ -54,7 +54,7 @@ const LAST_WORDS = new RegExp(
   `(?:(?<before>[\\p{L}_\\p{Nl}\\p{No}]+)(?:(?!${WORD}|${WHITE}).)*${WHITE}+)?["'“‘„«‹(\\[*_]*(?<word>(?:(?!${WHITE}).)+)$`,
   "su",
 );
-const ACRONYM = /^[\p{L}_\p{Nl}\p{No}]{1,3}(\.[\p{L}_\p{Nl}\p{No}]{1,3})+$/u; // U.S, p.m
+const ACRONYM = /^[\p{L}_\p{Nl}\p{No}]{1,2}(\.[\p{L}_\p{Nl}\p{No}]{1,2})+$/u; // U.S, p.m, Ph.D, but not a file such as a.out
 const PLAIN = "[\\p{L}\\p{Nl}\\p{No}]";
 const BEFORE_GLUED = new RegExp(`^(?:(?:${PLAIN}+['’-])*${PLAIN}+${PLAIN}[)\\]”"’]*|[12][0-9]{3})$`, "u");
 const AFTER_GLUED = new RegExp(
