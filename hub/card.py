@@ -93,7 +93,7 @@ def write_card(
         target_tokenizer=TARGET_TOKENIZER if f"{TARGET_TOKENIZER}/tokenizer.json" in files else None,
         onnx_files=sorted(name for name in files if name.endswith(".onnx")),
         onnx_file=f"{ONNX}/{onnx_file_name()}",
-        graph_inputs={name: str(value) for name, value in graph_inputs(translator.search).items()},
+        graph_inputs={name: str(value) for name, value in graph_inputs(translator.search, repetition=True).items()},
         version=__version__,
         homepage=homepage(),
         versions={package: version(package) for package in ("torch", "transformers", "huggingface_hub")},

@@ -135,7 +135,7 @@ def already_exported(folder: Path, change: Callable[[Any], object] = lambda grap
     graph = onnx.load(folder / "model.onnx")
     change(graph.graph)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "export_single_graph", lambda model, attention: copy.deepcopy(graph))
+        patch.setattr(export, "export_single_graph", lambda model, *options: copy.deepcopy(graph))
         yield
 
 

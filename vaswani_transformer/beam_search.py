@@ -119,20 +119,21 @@ def start(
     # Any: to the type checker, the layers of a ModuleList are plain modules.
     layers: Any = model.model.decoder.layers
     keys, heads = memory.keys[0], config.decoder_attention_heads
-    start_tokens = torch.full((batch, initial_live), config.decoder_start_token_id, device=device)
-    history = [start_tokens[:, :, None], torch.zeros_like(start_tokens)[:, :, None]]
     state = SearchState(
         keys=[keys.new_zeros(batch, heads, 0, layer.self_attn.d_k) for layer in layers],
         values=[keys.new_zeros(batch, heads, 0, layer.self_attn.d_v) for layer in layers],
         bias=self_only_bias(first).expand(batch, -1, -1),
         tokens=torch.zeros(batch, 2 * beams, 0, dtype=torch.long, device=device),
-        last_tokens=start_tokens,
+        last_tokens=torch.full((batch, initial_live), config.decoder_start_token_id, device=device),
         live_log_probs=((first != 0) * EMPTY_SCORE).expand(batch, -1),
         finished_scores=torch.full((batch, beams), EMPTY_SCORE, device=device),
         length=torch.zeros(1, dtype=torch.long, device=device),
         done=torch.zeros(batch, 1, dtype=torch.bool, device=device),
-        history=history if constants.repetition else [],
+        history=[],
     )
+    if constants.repetition:
+        start_tokens = state.last_tokens[:, :, None]
+        state = state._replace(history=[start_tokens, torch.zeros_like(start_tokens)])
     return memory, constants, state
 
 
@@ -255,19 +256,22 @@ def step(
     threshold = torch.where(constants.stops_when_finished, VALID_ABOVE, bound)
     new_bias = constants.new_bias.expand(batch, -1, -1)
     done = state.done | (finished_scores.index_select(1, last_index) >= threshold)
-    live_parents, last_tokens = backpointers.gather(1, kept_live), new_tokens[:, :beams]
-    return SearchState(
+    live_parents = backpointers.gather(1, kept_live)
+    after = SearchState(
         keys=keys,
         values=values,
         bias=torch.cat((gather(state.bias, live_parents), new_bias), dim=2),
         tokens=torch.cat((gather(state.tokens, parent_rows), new_tokens[:, :, None]), dim=2),
-        last_tokens=last_tokens,
+        last_tokens=new_tokens[:, :beams],
         live_log_probs=torch.where(done, EMPTY_SCORE, live_log_probs),  # a done sentence gets no further candidates
         finished_scores=finished_scores,
         length=length,
         done=done,
-        history=extend_history(state.history, live_parents, last_tokens) if constants.repetition else [],
+        history=[],
     )
+    if constants.repetition:
+        after = after._replace(history=extend_history(state.history, live_parents, after.last_tokens))
+    return after
 
 
 def penalise_repetitions(logits: Tensor, log_probs: Tensor, constants: Constants, state: SearchState) -> Tensor:
@@ -296,7 +300,7 @@ def extend_history(history: list[Tensor], parents: Tensor, last_tokens: Tensor) 
     """
     tokens, equal_before = (gather(tensor, parents) for tensor in history)
     last = last_tokens[:, :, None]
-    equal_before = torch.where(tokens == last, equal_before + 1, 0)
+    equal_before = torch.where(tokens.eq(last), equal_before + 1, 0)
     return [torch.cat((tokens, last), dim=2), torch.cat((torch.zeros_like(last), equal_before), dim=2)]
 
 

@@ -197,6 +197,13 @@ def translate(
         int | None, typer.Option(help="Maximum tokens of every translation; replaces --extra-length.")
     ] = None,
     min_new_tokens: Annotated[int | None, typer.Option(help="Minimum tokens of a translation.")] = None,
+    no_repeat_ngram_size: Annotated[
+        int | None, typer.Option(help="No sequence of N tokens occurs twice in a translation; 0: off.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(help="Factor of the log-probability of tokens that a translation already has; 1: off."),
+    ] = None,
     num_return_sequences: Annotated[
         int,
         typer.Option(
@@ -260,6 +267,8 @@ def translate(
         extra_length=extra_length,
         max_new_tokens=max_new_tokens,
         min_new_tokens=min_new_tokens,
+        no_repeat_ngram_size=no_repeat_ngram_size,
+        repetition_penalty=repetition_penalty,
         num_return_sequences=num_return_sequences,
     )
     cut = {"max_source_length": max_source_length, "split_sentences": split_sentences}

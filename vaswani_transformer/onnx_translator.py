@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from .errors import BrokenFileError, InputError, UnavailableError, as_input_errors, one_line, out_of_memory
 from .model_folder import ONNX, ModelFolder, check_graph, check_readable, find_folder
-from .search_vaswani_transformer import SearchSettings, check_number
+from .search_vaswani_transformer import REPETITION, SearchSettings, check_number
 from .sentences_vaswani_transformer import choose_cleaning
 from .translator import Hypothesis, Translator, pad_rows
 
@@ -49,6 +49,7 @@ class OnnxTranslator(Translator):
         trained_length: number of tokens of the longest source sentence in training, if known
         """
         self.session, self.tokenizer, self.config = session, tokenizer, config
+        self.has_repetition = has_repetition(session)
         self.search, self.trained_length = search or SearchSettings(), trained_length
         self.load_arguments: tuple[Any, ...] | None = None  # of from_pretrained
         self.target_tokenizer, self.clean = target_tokenizer or tokenizer, choose_cleaning(tokenizer.normalizer)
@@ -95,6 +96,7 @@ class OnnxTranslator(Translator):
                 )
         translator = cls(session, tokenizer, folder.config, target_tokenizer, search, folder.trained_length)
         translator.folder, translator.load_arguments = path, (path.absolute(), device, threads, precision)
+        translator.change_search()  # refuses defaults that the graph has no input for
         # Warm up: the first call allocates memory and, on a GPU, selects kernels.
         try:
             translator.generate(np.full((1, 2), translator.pad), np.ones((1, 2), np.int64), max_new_tokens=2)
@@ -118,7 +120,18 @@ class OnnxTranslator(Translator):
         """
         input_ids, mask = self._check_batch(input_ids, attention_mask)
         ids_and_mask = {"input_ids": input_ids.astype(np.int64), "attention_mask": mask.astype(np.int64)}
-        return self._run(ids_and_mask | graph_inputs(self.change_search(**search)))
+        return self._run(ids_and_mask | graph_inputs(self.change_search(**search), self.has_repetition))
+
+    def change_search(self, **settings: Any) -> SearchSettings:
+        changed = super().change_search(**settings)
+        if changed.repetition and not self.has_repetition:
+            found = ", ".join(f"{name} is {value}" for name, value in changed.repetition.items())
+            off = ", ".join(f"{name} {REPETITION[name]}" for name in changed.repetition)
+            raise InputError(
+                f"{found}, but {self.folder or 'the graph'} was exported without inputs for repetitions; export it "
+                f"again with --repetition, or set {off}"
+            )
+        return changed
 
     def _check_batch(self, input_ids: Any, attention_mask: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return ids and mask as arrays. Raises InputError naming an invalid row."""
@@ -185,21 +198,32 @@ class OnnxTranslator(Translator):
             yield self._hypotheses(sequences.tolist(), scores.tolist())
 
 
-def graph_inputs(settings: SearchSettings) -> dict[str, np.ndarray]:
-    """Return the scalar inputs of a graph, in its order. The value of early_stopping is `SearchSettings.lookahead`."""
-    values = vars(settings) | {
+def graph_inputs(settings: SearchSettings, repetition: bool = False) -> dict[str, np.ndarray]:
+    """Return the scalar inputs of a graph, in its order. The value of early_stopping is `SearchSettings.lookahead`.
+
+    repetition: whether the graph has inputs for the settings against repetitions
+    """
+    values = {name: value for name, value in vars(settings).items() if repetition or name not in REPETITION} | {
         "early_stopping": settings.lookahead,
         "max_new_tokens": settings.max_new_tokens or NO_COMMON_LIMIT,
     }
-    types = {"length_penalty": np.float32}
+    types = {"length_penalty": np.float32, "repetition_penalty": np.float32}
     return {name: np.asarray(value, types.get(name, np.int64)) for name, value in values.items()}
+
+
+def input_names(session: Any) -> set[str]:
+    return {value.name for value in (*session.get_inputs(), *session.get_overridable_initializers())}
+
+
+def has_repetition(session: Any) -> bool:
+    """Return whether a graph has inputs for the settings against repetitions."""
+    return input_names(session) >= REPETITION.keys()
 
 
 def check_interface(session: Any, graph: Path) -> None:
     """Raise BrokenFileError unless a graph has the inputs and outputs of an export with the search."""
     expected = {"input_ids", "attention_mask", "sequences", "scores", *graph_inputs(SearchSettings())}
-    with_defaults = session.get_overridable_initializers()
-    found = {value.name for value in (*session.get_inputs(), *with_defaults, *session.get_outputs())}
+    found = input_names(session) | {value.name for value in session.get_outputs()}
     if missing := sorted(expected - found):
         raise BrokenFileError(
             f"{graph} is not a graph that `export onnx` writes for translation: it has no {', '.join(missing)}"

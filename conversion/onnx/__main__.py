@@ -33,6 +33,14 @@ def export(
             "about 10 % longer. Not with --text. In the split layout, decoder_model has it.",
         ),
     ] = False,
+    repetition: Annotated[
+        bool,
+        typer.Option(
+            "--repetition",
+            help="Add the inputs no_repeat_ngram_size and repetition_penalty, which make each step slower; default: "
+            "only if the model's generation_config.json sets one of them.",
+        ),
+    ] = False,
     text: Annotated[
         bool,
         typer.Option("--text", help="Also write model_text.onnx with the tokenizer inside: texts in, texts out."),
@@ -55,6 +63,7 @@ def export(
 ) -> None:
     layout = "split" if library else layout
     single_only = {"--sentences": sentences is not None, "--text": text, "--no-defaults": no_defaults}
+    single_only["--repetition"] = repetition
     for option, is_given in single_only.items():
         if is_given and layout != "single":
             raise InputError(f"{option} needs the search in the graph: --layout single")
@@ -77,6 +86,7 @@ def export(
                 precision,
                 defaults=not no_defaults,
                 attention=attention,
+                repetition=repetition,
                 text=text,
                 sentences=sentences,
                 on_stage=status.update,
