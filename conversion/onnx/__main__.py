@@ -37,8 +37,8 @@ def export(
         bool,
         typer.Option(
             "--repetition",
-            help="Add the inputs no_repeat_ngram_size and repetition_penalty, which make each step slower; default: "
-            "only if the model's generation_config.json sets one of them.",
+            help="Add the inputs no_repeat_ngram_size and repetition_penalty, and operators for them to each step; "
+            "default: only if the model's generation_config.json sets one of them.",
         ),
     ] = False,
     text: Annotated[
