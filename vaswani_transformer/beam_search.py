@@ -236,7 +236,7 @@ def step(
     tokens = best_tokens.flatten(1).gather(1, chosen)
 
     # Candidates with </s> finish where `min_finish_log_prob` allows it. Keep the best of these and of earlier ones.
-    is_end = tokens == decoder.end
+    is_end = tokens.eq(cast(int, decoder.end))
     finishes = is_end & (log_probs > constants.min_finish_log_prob.index_select(0, length))
     finished_scores = torch.cat((state.finished_scores, torch.where(finishes, log_probs / penalty, EMPTY_SCORE)), dim=1)
     finished_scores, kept_finished = finished_scores.topk(beams, dim=-1)
