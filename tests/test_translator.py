@@ -196,8 +196,9 @@ def test_a_text_without_finite_scores_is_named():
     good, bad = "a b", "c. z"
     for call in (translator.translate, translator.find_hypotheses):
         assert len(call([good, good])) == 2
-        with pytest.raises(NotFiniteError, match="^text 2: the model's log-probabilities are NaN or infinite"):
-            call([good, bad, good])
+        for workers in (1, 2):
+            with pytest.raises(NotFiniteError, match="^text 2: the model's log-probabilities are NaN or infinite"):
+                call([good, bad, good], batch_tokens=1, workers=workers)
     assert len(translator.score([good], [bad])) == 1
     with pytest.raises(NotFiniteError, match="^target 2: the model's"):
         translator.score([good, bad], [good, good])
@@ -273,6 +274,7 @@ def test_batch_tokens_counts_padding_and_beams(translator):
         ({"num_beams": 2.5}, "num_beams is 2.5; it must be an integer"),
         ({"num_return_sequences": 5}, r"between 1 and 4 \(num_beams\)"),
         ({"batch_tokens": 0}, "batch_tokens is 0"),
+        ({"workers": 0}, "workers is 0"),
         ({"max_source_length": 3}, "max_source_length is 3"),
         ({"beams": 4}, "beams: no such setting; there are num_beams, length_penalty, "),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),

@@ -8,7 +8,6 @@
 import glob
 import os
 import sys
-from collections.abc import Iterable, Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,12 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from .errors import BrokenFileError, InputError, UnavailableError, as_input_errors, one_line, out_of_memory
-from .model_folder import ONNX, ModelFolder, check_graph, check_readable, find_folder
+from .hub_files import find_folder
+from .model_folder import ONNX, ModelFolder, check_graph, check_readable
 from .search_vaswani_transformer import REPETITION, SearchSettings, check_number
-from .sentences_vaswani_transformer import choose_cleaning
-from .translator import Hypothesis, Translator, pad_rows
+from .sentences_vaswani_transformer import LanguageTokens, choose_cleaning
+from .translator import Translator, pad_rows
+from .workers import BatchSearch, Found, Sources, count_cores
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # ONNX Runtime 1.31 collects and sends usage data by default
 
@@ -52,7 +53,10 @@ class OnnxTranslator(Translator):
         self.has_repetition = has_repetition(session)
         self.search, self.trained_length = search or SearchSettings(), trained_length
         self.load_arguments: tuple[Any, ...] | None = None  # of from_pretrained
+        self.graph: Path | None = None  # the file of the session
+        self._session_of_workers: Any = None
         self.target_tokenizer, self.clean = target_tokenizer or tokenizer, choose_cleaning(tokenizer.normalizer)
+        self.languages = LanguageTokens(tokenizer)
         self.vocabulary: int = config["vocab_size"]
         self.pad: int = config["pad_token_id"]
         self.positions: int | None = config.get("max_position_embeddings")
@@ -96,6 +100,7 @@ class OnnxTranslator(Translator):
                 )
         translator = cls(session, tokenizer, folder.config, target_tokenizer, search, folder.trained_length)
         translator.folder, translator.load_arguments = path, (path.absolute(), device, threads, precision)
+        translator.graph = graph.absolute()
         translator.change_search()  # refuses defaults that the graph has no input for
         # Warm up: the first call allocates memory and, on a GPU, selects kernels.
         try:
@@ -118,9 +123,7 @@ class OnnxTranslator(Translator):
         num_return_sequences). Raises InputError naming the row with invalid ids: ONNX Runtime would read -1 as the last
         row of the embedding.
         """
-        input_ids, mask = self._check_batch(input_ids, attention_mask)
-        ids_and_mask = {"input_ids": input_ids.astype(np.int64), "attention_mask": mask.astype(np.int64)}
-        return self._run(ids_and_mask | graph_inputs(self.change_search(**search), self.has_repetition))
+        return self._run(self.session, input_ids, attention_mask, self.change_search(**search))
 
     def change_search(self, **settings: Any) -> SearchSettings:
         changed = super().change_search(**settings)
@@ -165,19 +168,26 @@ class OnnxTranslator(Translator):
             raise TypeError("an OnnxTranslator can be pickled only if from_pretrained loaded it")
         return type(self).from_pretrained, self.load_arguments
 
-    def _run(self, inputs: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Run one batch. Ids are copied to the GPU if there is one; scalars determine shapes and stay on the CPU."""
+    def _run(
+        self, session: Any, input_ids: Any, attention_mask: Any, settings: SearchSettings, run_options: Any = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Check and run one batch.
+
+        Ids are copied to the GPU if there is one; scalars determine shapes and stay on the CPU.
+        """
         import onnxruntime
 
-        binding = self.session.io_binding()
-        cuda = self.session.get_provider_options().get("CUDAExecutionProvider")
-        for name, array in inputs.items():
+        input_ids, mask = self._check_batch(input_ids, attention_mask)
+        ids_and_mask = {"input_ids": input_ids.astype(np.int64), "attention_mask": mask.astype(np.int64)}
+        binding = session.io_binding()
+        cuda = session.get_provider_options().get("CUDAExecutionProvider")
+        for name, array in (ids_and_mask | graph_inputs(settings, self.has_repetition)).items():
             place = ("cuda", int(cuda["device_id"])) if cuda is not None and array.ndim else ("cpu", 0)
             value = onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), *place)
             binding.bind_ortvalue_input(name, value)
         for name in ("sequences", "scores"):
             binding.bind_output(name, "cpu")
-        self.session.run_with_iobinding(binding)
+        session.run_with_iobinding(binding, run_options)
         sequences, scores = binding.copy_outputs_to_cpu()
         return sequences, scores
 
@@ -191,11 +201,46 @@ class OnnxTranslator(Translator):
     def _decode(self, tokens: list[int]) -> str:
         return self.target_tokenizer.decode(tokens, skip_special_tokens=True)
 
-    def _search(self, batches: Iterable[list[list[int]]], settings: SearchSettings) -> Iterator[list[list[Hypothesis]]]:
-        for sources in batches:
-            input_ids, mask = map(np.array, pad_rows(sources, self.pad))
-            sequences, scores = self.generate(input_ids, mask, **vars(settings))
-            yield self._hypotheses(sequences.tolist(), scores.tolist())
+    def _count_cores(self) -> int | None:
+        if "CUDAExecutionProvider" in self.session.get_providers():
+            return None
+        return self.session.get_session_options().intra_op_num_threads or count_cores()
+
+    def _open_search(self, settings: SearchSettings, is_shared: bool) -> BatchSearch:
+        return OnnxSearch(self, settings, self._one_thread_session() if is_shared else self.session)
+
+    def _one_thread_session(self) -> Any:
+        """Return a session whose operators use one thread, which the workers share.
+
+        It is the session itself if that has one thread, or is on a GPU, or did not come from a file.
+        """
+        if self._session_of_workers is None:
+            is_one = self._count_cores() in (None, 1)
+            self._session_of_workers = (
+                self.session if is_one or self.graph is None else load_session(self.graph, "cpu", 1)
+            )
+        return self._session_of_workers
+
+
+class OnnxSearch(BatchSearch):
+    """Runs an OnnxTranslator's search in one session."""
+
+    blocks_signals = True
+
+    def __init__(self, translator: OnnxTranslator, settings: SearchSettings, session: Any):
+        import onnxruntime
+
+        self.translator, self.session, self.settings = translator, session, settings
+        self.options = onnxruntime.RunOptions()
+        self.options.log_severity_level = 4  # stop() is no error
+
+    def run(self, sources: Sources) -> Found:
+        input_ids, mask = map(np.array, pad_rows(sources, self.translator.pad))
+        sequences, scores = self.translator._run(self.session, input_ids, mask, self.settings, self.options)
+        return sequences.tolist(), scores.tolist()
+
+    def stop(self) -> None:
+        self.options.terminate = True
 
 
 def graph_inputs(settings: SearchSettings, repetition: bool = False) -> dict[str, np.ndarray]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -16,15 +17,15 @@ from transformers import PreTrainedTokenizerFast
 from .beam_search import beam_search
 from .cached_decoder import CachedDecoder
 from .errors import InputError, as_input_errors
+from .hub_files import find_folder
 from .loading import load_model, wrap_tokenizer
-from .model_folder import ModelFolder, find_folder
+from .model_folder import ModelFolder
 from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration, target_vocab_size
 from .search_vaswani_transformer import SearchSettings, check_number, refuse_settings_of_generate
-from .sentences_vaswani_transformer import TARGET_TOKENIZER, choose_cleaning
+from .sentences_vaswani_transformer import TARGET_TOKENIZER, LanguageTokens, choose_cleaning
 from .translator import (
     LARGEST_COUNT,
     LOGITS_PER_TOKEN,
-    Hypothesis,
     NotFiniteError,
     Translator,
     as_texts,
@@ -32,6 +33,7 @@ from .translator import (
     pad_rows,
     show_progress,
 )
+from .workers import BatchSearch, Found, Sources
 
 if TYPE_CHECKING:
     from peft import PeftMixedModel, PeftModel
@@ -84,6 +86,7 @@ class TorchTranslator(Translator):
             )
         self.model, self.tokenizer, self.target_tokenizer = model, tokenizer, target_tokenizer or tokenizer
         self.clean = choose_cleaning(tokenizer.backend_tokenizer.normalizer)
+        self.languages = LanguageTokens(tokenizer.backend_tokenizer)
         settings = model.generation_config.to_dict()
         with as_input_errors():
             refuse_settings_of_generate(settings)
@@ -132,14 +135,11 @@ class TorchTranslator(Translator):
     def _decode(self, tokens: list[int]) -> str:
         return cast(str, self.target_tokenizer.decode(tokens, skip_special_tokens=True))
 
-    def _search(self, batches: Iterable[list[list[int]]], settings: SearchSettings) -> Iterator[list[list[Hypothesis]]]:
-        decoder = CachedDecoder(self.model)  # copies weights, which the model may change before the next call
-        for sources in batches:
-            batch = self._batch(sources)
-            with torch.inference_mode():
-                found = beam_search(self.model, batch["input_ids"], batch["attention_mask"], settings, decoder)
-            sequences, scores = (tensor.tolist() for tensor in found)
-            yield self._hypotheses(sequences, scores)
+    def _count_cores(self) -> int | None:
+        return torch.get_num_threads() if self.model.device.type == "cpu" else None
+
+    def _open_search(self, settings: SearchSettings, is_shared: bool) -> BatchSearch:
+        return TorchSearch(self, settings, is_shared)
 
     def score(
         self,
@@ -147,10 +147,12 @@ class TorchTranslator(Translator):
         targets: str | Sequence[str],
         *,
         batch_tokens: int = 8192,
+        target_language: str | None = None,
         progress: bool = False,
     ) -> list[ForcedDecoding]:
         """Compute the log-probability of every token of given translations (forced decoding); no text is split.
 
+        target_language: as in `find_hypotheses`
         Raises InputError if the numbers of texts differ or a text has more tokens than 5,000 or the model's positions,
         and NotFiniteError naming the translation with a log-probability that is not finite.
         """
@@ -161,7 +163,8 @@ class TorchTranslator(Translator):
             batch_tokens = check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
         if not sources:
             return []
-        source_ids = cast(list[list[int]], self.tokenizer(list(map(self.clean, sources)), verbose=False)["input_ids"])
+        sources = self.add_language(list(map(self.clean, sources)), target_language, "source")
+        source_ids = cast(list[list[int]], self.tokenizer(sources, verbose=False)["input_ids"])
         target_ids = cast(list[list[int]], self.target_tokenizer(text_target=targets, verbose=False)["input_ids"])
         for kind, side in (("source", source_ids), ("target", target_ids)):
             for number, ids in enumerate(side, start=1):
@@ -197,6 +200,63 @@ class TorchTranslator(Translator):
         """Return input_ids and attention_mask, (batch, longest), on the model's device."""
         ids, mask = (torch.tensor(padded, device=self.model.device) for padded in pad_rows(rows, self.pad))
         return {"input_ids": ids, "attention_mask": mask}
+
+
+class TorchSearch(BatchSearch):
+    """Runs a TorchTranslator's search, on one CPU thread in each of several threads if it is shared."""
+
+    def __init__(self, translator: TorchTranslator, settings: SearchSettings, is_shared: bool):
+        self.translator, self.settings, self.is_shared, self.is_stopped = translator, settings, is_shared, False
+        self.decoder = CachedDecoder(
+            translator.model
+        )  # copies weights, which the model may change before the next call
+        self.decoder.register_forward_pre_hook(self._check)
+        if is_shared:
+            single_threads.begin()
+
+    def run(self, sources: Sources) -> Found:
+        if self.is_shared:
+            torch.set_num_threads(1)  # of this thread, and of threads that start now
+        batch = self.translator._batch(sources)
+        with torch.inference_mode():
+            found = beam_search(
+                self.translator.model, batch["input_ids"], batch["attention_mask"], self.settings, self.decoder
+            )
+        sequences, scores = (tensor.tolist() for tensor in found)
+        return sequences, scores
+
+    def _check(self, *_: Any) -> None:
+        if self.is_stopped:
+            raise InterruptedError
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+    def close(self) -> None:
+        if self.is_shared:
+            single_threads.end()
+
+
+class SingleThreads:
+    """Restores torch's number of threads, which is global in part, when no call has threads of its own any more."""
+
+    def __init__(self) -> None:
+        self.lock, self.calls, self.threads = Lock(), 0, 1
+
+    def begin(self) -> None:
+        with self.lock:
+            if self.calls == 0:
+                self.threads = torch.get_num_threads()
+            self.calls += 1
+
+    def end(self) -> None:
+        with self.lock:
+            self.calls -= 1
+            if self.calls == 0:
+                torch.set_num_threads(self.threads)
+
+
+single_threads = SingleThreads()
 
 
 def unwrap_peft(model: Any) -> VaswaniTransformerForConditionalGeneration:
