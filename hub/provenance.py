@@ -15,7 +15,7 @@ from typing import Any
 
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import check_file
-from vaswani_transformer.model_folder import CONVERSION_NOTES, read_json_object
+from vaswani_transformer.model_folder import CONVERSION, CONVERSION_NOTES, read_json_object
 from vaswani_transformer.training_run import (
     METRICS,
     RECORD,
@@ -27,7 +27,6 @@ from vaswani_transformer.training_run import (
     read_state,
 )
 
-CONVERSION = "conversion.json"
 REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)  # the name of one on the Hub
 # Beside the programs, in a clone and in the wheel.
 SHIPPED_RESULTS = Path(__file__).resolve().parents[1] / "training" / "results"

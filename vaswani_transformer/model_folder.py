@@ -43,7 +43,9 @@ MODEL_FILES = (*SETTINGS_FILES, "*.safetensors", INDEX)  # of a complete model, 
 CODE_FILES = tuple(sorted(path.name for path in Path(__file__).parent.glob("*_vaswani_transformer.py")))
 ONNX = "onnx"  # the folder that transformers.js and Optimum read
 EXPORT_RECORD = "export.json"  # in an ONNX folder: its precision, and hashes of the exported weights and the graphs
-CONVERSION_NOTES = "CONVERSION.md"  # in a model that was converted from another toolkit
+CARD = "README.md"  # the model card of a published model
+CONVERSION = "conversion.json"  # in a model that was converted from another toolkit: its toolkit, files and options
+CONVERSION_NOTES = "CONVERSION.md"  # the same, to be read by people
 MANIFEST = "manifest.json"  # size and sha256 of a checkpoint's files, or of a model's weights and tokenizer
 OPTIMIZER = "optimizer.safetensors"
 # Entries of tokenizer_config.json that are read and published. Others name files or code, or add tokens that
@@ -157,7 +159,7 @@ def find_folder(
     folder_or_repo: str | Path,
     revision: str | None = None,
     local_files_only: bool = False,
-    files: Sequence[str] = (*MODEL_FILES, ADAPTER),
+    files: Sequence[str] = (*MODEL_FILES, ADAPTER, CARD),
 ) -> Path:
     """Return a model folder: the given one, or the local copy of the Hub repository `owner/name`, downloaded if needed.
 

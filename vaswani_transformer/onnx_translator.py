@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from .errors import BrokenFileError, InputError, UnavailableError, as_input_errors, one_line, out_of_memory
-from .model_folder import ONNX, ModelFolder, check_graph, check_readable, find_folder
+from .model_folder import CARD, ONNX, ModelFolder, check_graph, check_readable, find_folder
 from .search_vaswani_transformer import SearchSettings, check_number
 from .sentences_vaswani_transformer import choose_cleaning
 from .translator import Hypothesis, Translator, pad_rows
@@ -77,7 +77,7 @@ class OnnxTranslator(Translator):
         Raises InputError, BrokenFileError or UnavailableError naming the file that cannot be used, and why.
         """
         name = onnx_file_name(precision)
-        needed = [f"{ONNX}/{pattern}" for pattern in (name, f"{name}.data", "*.json")]
+        needed = [f"{ONNX}/{pattern}" for pattern in (name, f"{name}.data", "*.json")] + [CARD]
         path = find_folder(folder_or_repo, revision, local_files_only, needed)
         if (path / ONNX).is_dir() and not (path / name).exists():
             path /= ONNX

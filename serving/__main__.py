@@ -1,0 +1,132 @@
+"""Command line of `serving`: load a model, bind the address, and serve until a signal."""
+
+import logging
+import socket
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from vaswani_transformer.cli import Download, Precision, load_translator
+from vaswani_transformer.errors import InputError, UnavailableError
+from vaswani_transformer.exit import exit_cleanly
+from vaswani_transformer.languages import read_languages
+from vaswani_transformer.options import Device, Dtype, LengthPenalty, NumBeams
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+GRACE_SECONDS = 25  # for the requests that have begun; orchestrators kill the process after 30
+
+
+@app.command(help="Serve a model over HTTP with the API of LibreTranslate.")
+def serve(
+    model: Annotated[str, typer.Argument(help="A model folder, a folder of `export onnx`, or a repository.")],
+    host: Annotated[str, typer.Option(help="Address; 0.0.0.0 for all networks of the machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")] = 5000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="VASWANI_API_KEY", help="Refuse requests without this key; other users see options, not variables."
+        ),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(help="Let web pages of this origin call the server; repeatable.")
+    ] = None,
+    max_characters: Annotated[int, typer.Option(min=1, max=1_000_000, help="Characters of a request.")] = 5000,
+    max_texts: Annotated[int, typer.Option(min=1, max=100_000, help="Texts of a request.")] = 100,
+    max_queue: Annotated[
+        int, typer.Option(min=1, max=1_000_000_000, help="Waiting characters, from which on requests get 429.")
+    ] = 50_000,
+    source_language: Annotated[
+        str | None, typer.Option(help="Language code, such as en; default: the model's.")
+    ] = None,
+    target_language: Annotated[
+        str | None, typer.Option(help="Language code, such as de; default: the model's.")
+    ] = None,
+    num_beams: NumBeams = None,
+    length_penalty: LengthPenalty = None,
+    backend: Annotated[
+        Literal["torch", "onnx"] | None, typer.Option(help="Default: onnx for a folder with model.onnx alone.")
+    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of the ONNX backend on the CPU.")] = None,
+    precision: Precision = None,
+    download: Download = False,
+) -> None:
+    import uvicorn  # before the model is loaded, to report a missing package
+
+    from .app import create_app
+    from .connections import BACKLOG, HEADER_SECONDS, Connection, Server, raise_file_limit
+    from .fields import most_bytes
+    from .service import Limits
+
+    if api_key == "":
+        raise InputError("the API key is empty; set VASWANI_API_KEY to a key, or unset it")
+    listener = open_socket(host, port)
+    options = {"device": device, "dtype": dtype, "threads": threads, "precision": precision}
+    translator = load_translator(model, download, backend or choose_backend(Path(model)), **options)
+    settings = translator.change_search(num_beams=num_beams, length_penalty=length_penalty)
+    folder = Path(model) if Path(model).is_dir() else translator.folder
+    languages = choose_languages(folder, source_language, target_language)
+    server = Server(
+        uvicorn.Config(
+            create_app(
+                translator,
+                languages,
+                Limits(max_characters, max_texts, max_queue),
+                settings,
+                api_key,
+                allow_origin or (),
+            ),
+            http=partial(Connection, waiting={}, most=raise_file_limit()),  # pyright: ignore[reportArgumentType]
+            h11_max_incomplete_event_size=most_bytes(max_characters),  # a query string may hold the text
+            timeout_keep_alive=HEADER_SECONDS,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+            backlog=BACKLOG,
+            ws="none",
+            access_log=False,  # it would write texts and keys of query strings
+            log_config=None,
+            log_level=logging.ERROR,  # not for each client that sends nonsense
+            server_header=False,
+            proxy_headers=False,
+        )
+    )
+    name = f"[{host}]" if ":" in host else host
+    typer.echo(f"{languages[0]} to {languages[1]}, {translator!r}", err=True)
+    typer.echo(f"http://{name}:{listener.getsockname()[1]}  (/docs describes the API; Ctrl-C ends)", err=True)
+    server.run(sockets=[listener])
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to the address, so that nobody waits for a model to learn that it is taken."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except socket.gaierror as error:
+        raise InputError(f"--host {host}: {error.strerror}") from None
+    except OSError as error:
+        raise UnavailableError(f"--host {host} --port {port}: {error.strerror}; choose another port") from None
+
+
+def choose_backend(folder: Path) -> str:
+    """Return "onnx" for a folder with a graph and no weights that torch reads."""
+    has_weights = any(folder.glob("*.safetensors*"))
+    return "onnx" if any(folder.glob("model*.onnx")) and not has_weights else "torch"
+
+
+def choose_languages(folder: Path | None, source: str | None, target: str | None) -> tuple[str, str]:
+    """Return the codes of both languages: the given ones, or those of the model. Raises InputError."""
+    recorded = (read_languages(folder) if folder else None) or (None, None)
+    source, target = source or recorded[0], target or recorded[1]
+    if not source or not target:
+        raise InputError(f"{folder} does not record its languages; give --source-language and --target-language")
+    return source, target
+
+
+def main(arguments: list[str] | None = None) -> None:
+    exit_cleanly(app, arguments, name="vaswani-transformer serve")
+
+
+if __name__ == "__main__":
+    main()
