@@ -118,7 +118,7 @@ ANSWERS = {
 async def until_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
     """Await the result, or cancel the work and raise ClientDisconnect when the client leaves."""
     task = asyncio.create_task(work)
-    leaves = asyncio.create_task(request.receive())  # the body has been read: the next message is the end
+    leaves = asyncio.ensure_future(request.receive())  # the body has been read: the next message is the end
     try:
         await asyncio.wait((task, leaves), return_when=asyncio.FIRST_COMPLETED)
         if task.done():

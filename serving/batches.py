@@ -17,7 +17,7 @@ Translate = Callable[[list[str], int], list[list[Hypothesis]]]
 
 WAIT = 0.005  # seconds that a text waits for others if no batch is running
 LEAST_CHARACTERS = 20  # that a text counts as: each has its overhead
-# Characters of a batch, unless a single text has more. Larger batches are hardly faster and keep other requests waiting.
+# Of a batch, unless a single text has more. Larger batches are hardly faster and keep other requests waiting.
 BATCH_CHARACTERS = 4000
 
 

@@ -102,7 +102,7 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """A server that finishes the requests it has on SIGTERM or SIGINT and ends without an error; a second one ends it."""
+    """A server that finishes its requests on SIGTERM or SIGINT and ends with exit code 0; a second signal ends it."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:

@@ -1,4 +1,4 @@
-"""The fields of a request: from its query string, and a body that is JSON or a form, within a limit of size and time."""
+"""The fields of a request: from its query string and a body, JSON or a form, within a limit of size and time."""
 
 import asyncio
 import json

@@ -1,7 +1,7 @@
 """Answers a request for translations: check it, translate its texts in batches, return what it asks for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import HTTPException
@@ -47,7 +47,8 @@ class Service:
         self.batcher = Batcher(self._find_hypotheses, limits.queue, on_batch)
 
     def _find_hypotheses(self, texts: list[str], count: int) -> list[list[Hypothesis]]:
-        return self.translator.find_hypotheses(texts, **vars(self.settings) | {"num_return_sequences": count})
+        search = vars(replace(self.settings, num_return_sequences=count))
+        return self.translator.find_hypotheses(texts, **search)
 
     def list_languages(self) -> list[Answer]:
         targets = {self.source: [self.target], self.target: []}
@@ -138,7 +139,7 @@ class Service:
 
 def join_page(pieces: list[tuple[str, bool]], of_page: list[list[Hypothesis] | None], k: int) -> Hypothesis:
     """Return the page with the k-th best translation of each piece of text; scores are summed."""
-    chosen = [each and each[k] for each in of_page]
+    chosen = [each[k] if each else None for each in of_page]
     page = join_html([(each.text, True) if each else piece for piece, each in zip(pieces, chosen, strict=True)])
     translated = [each for each in chosen if each]
     tokens = [token for each in translated for token in each.tokens]

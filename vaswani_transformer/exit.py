@@ -37,7 +37,7 @@ ENVIRONMENT_ERRNOS = FULL_DISK | {errno.EROFS, errno.EIO, errno.EMFILE, errno.EN
 EXTRAS = {
     "accelerate": "train", "datasets": "train", "pydantic": "train", "sacrebleu": "train", "sacremoses": "train",
     "jinja2": "hub", "matplotlib": "viz", "nltk": "paper", "scipy": "paper",
-    "fastapi": "serve", "multipart": "serve", "prometheus_client": "serve", "python_multipart": "serve", "uvicorn": "serve",
+    "fastapi": "serve", "prometheus_client": "serve", "python_multipart": "serve", "uvicorn": "serve",
     "onnx": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx",
 }  # fmt: skip
 OUR_MODULES = ("vaswani_transformer", "training", "conversion", "serving", "hub")

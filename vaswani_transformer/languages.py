@@ -23,7 +23,7 @@ def read_languages(folder: Path) -> tuple[str, str] | None:
     metadata of a card, where the source comes first. Raises BrokenFileError.
     """
     recipe = read_run(folder).get("recipe") or {}
-    found = [[recipe.get("source_language"), recipe.get("target_language")]]
+    found: list[Any] = [[recipe.get("source_language"), recipe.get("target_language")]]
     if (folder / CONVERSION).is_file():
         options = read_json_object(folder / CONVERSION, "options").get("options", {})
         found.append([options.get("source_lang"), options.get("target_lang")])
