@@ -1,8 +1,6 @@
 """Command line of `serving`: load a model, bind the address, and serve until a signal."""
 
-import logging
 import socket
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,7 +13,6 @@ from vaswani_transformer.languages import read_languages
 from vaswani_transformer.options import Device, Dtype, LengthPenalty, NumBeams
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-GRACE_SECONDS = 25  # for the requests that have begun; orchestrators kill the process after 30
 
 
 @app.command(help="Serve a model over HTTP with the API of LibreTranslate.")
@@ -36,7 +33,7 @@ def serve(
     max_texts: Annotated[int, typer.Option(min=1, max=100_000, help="Texts of a request.")] = 100,
     max_queue: Annotated[
         int, typer.Option(min=1, max=1_000_000_000, help="Waiting characters, from which on requests get 429.")
-    ] = 50_000,
+    ] = 20_000,
     source_language: Annotated[
         str | None, typer.Option(help="Language code, such as en; default: the model's.")
     ] = None,
@@ -54,10 +51,8 @@ def serve(
     precision: Precision = None,
     download: Download = False,
 ) -> None:
-    import uvicorn  # before the model is loaded, to report a missing package
-
-    from .app import create_app
-    from .connections import BACKLOG, HEADER_SECONDS, Connection, Server, raise_file_limit
+    from .app import create_app  # imports what may be missing, before the model is loaded
+    from .connections import create_server
     from .fields import most_bytes
     from .service import Limits
 
@@ -69,29 +64,9 @@ def serve(
     settings = translator.change_search(num_beams=num_beams, length_penalty=length_penalty)
     folder = Path(model) if Path(model).is_dir() else translator.folder
     languages = choose_languages(folder, source_language, target_language)
-    server = Server(
-        uvicorn.Config(
-            create_app(
-                translator,
-                languages,
-                Limits(max_characters, max_texts, max_queue),
-                settings,
-                api_key,
-                allow_origin or (),
-            ),
-            http=partial(Connection, waiting={}, most=raise_file_limit()),  # pyright: ignore[reportArgumentType]
-            h11_max_incomplete_event_size=most_bytes(max_characters),  # a query string may hold the text
-            timeout_keep_alive=HEADER_SECONDS,
-            timeout_graceful_shutdown=GRACE_SECONDS,
-            backlog=BACKLOG,
-            ws="none",
-            access_log=False,  # it would write texts and keys of query strings
-            log_config=None,
-            log_level=logging.ERROR,  # not for each client that sends nonsense
-            server_header=False,
-            proxy_headers=False,
-        )
-    )
+    limits = Limits(max_characters, max_texts, max_queue)
+    application = create_app(translator, languages, limits, settings, api_key, allow_origin or ())
+    server = create_server(application, most_bytes(max_characters))
     name = f"[{host}]" if ":" in host else host
     typer.echo(f"{languages[0]} to {languages[1]}, {translator!r}", err=True)
     typer.echo(f"http://{name}:{listener.getsockname()[1]}  (/docs describes the API; Ctrl-C ends)", err=True)

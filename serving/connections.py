@@ -5,7 +5,9 @@ they would keep other clients out.
 """
 
 import json
+import logging
 import resource
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -21,6 +23,7 @@ HEADER_SECONDS = 15  # for the headers of a request, from the connection or the 
 # Of a body that is still sent after the response, such as 413: a client that cannot send it to the end would report a
 # broken connection instead of the response.
 DISCARDED_BYTES = 10_000_000
+GRACE_SECONDS = 25  # for the requests that have begun when the server ends; orchestrators kill a process after 30
 OTHER_FILES = 100  # descriptors of the process that are not connections
 
 
@@ -110,8 +113,34 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
+def create_server(
+    app: Any, header_bytes: int, most: int = MAX_CONNECTIONS, header_seconds: float = HEADER_SECONDS
+) -> Server:
+    """Return a server of an ASGI application.
+
+    header_bytes: the limit of the headers, whose query string may hold a text.  most: of connections
+    header_seconds: for the headers of a request
+    """
+    return Server(
+        uvicorn.Config(
+            app,
+            http=partial(Connection, waiting={}, most=min(most, raise_file_limit())),  # pyright: ignore[reportArgumentType]
+            h11_max_incomplete_event_size=header_bytes,
+            timeout_keep_alive=header_seconds,  # pyright: ignore[reportArgumentType]
+            timeout_graceful_shutdown=GRACE_SECONDS,
+            backlog=BACKLOG,
+            ws="none",
+            access_log=False,  # it would write the texts and keys of query strings
+            log_config=None,
+            log_level=logging.ERROR,  # not for each client that sends nonsense
+            server_header=False,
+            proxy_headers=False,
+        )
+    )
+
+
 def raise_file_limit() -> int:
-    """Let the process open as many files as it may; return the number of connections that this leaves room for."""
+    """Let the process open as many files as it may; return the number of connections for which there is room."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return MAX_CONNECTIONS if hard < 0 else max(1, min(MAX_CONNECTIONS, hard - OTHER_FILES))
+    return MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else max(1, hard - OTHER_FILES)

@@ -25,7 +25,7 @@ class Limits:
 
     characters: int = 5000
     texts: int = 100
-    queue: int = 50_000
+    queue: int = 20_000
 
 
 class Service:
