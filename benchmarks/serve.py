@@ -62,15 +62,19 @@ class Clients:
             f"POST /translate HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         )
         begun = time.perf_counter()
+        is_new = not self.idle
         try:
-            reader, writer = self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port) if is_new else self.idle.pop()
             writer.write(head.encode() + b"\r\n" + body)
             headers = await reader.readuntil(b"\r\n\r\n")
             length = int(re.search(rb"content-length: (\d+)", headers)[1])  # pyright: ignore[reportOptionalSubscript]
             content = json.loads(await reader.readexactly(length))
         except (OSError, asyncio.IncompleteReadError):
-            answers.lost += 1
-            return
+            if is_new:
+                answers.lost += 1
+                return
+            self.idle.clear()  # the server closes connections that are idle for long; clients open another
+            return await self.request(sentence, answers)
         self.idle.append((reader, writer))
         status = int(headers[9:12])
         answers.seconds.setdefault(status, []).append(time.perf_counter() - begun)
@@ -80,7 +84,6 @@ class Clients:
     async def closed_loop(self, sentences: Sequence[str], clients: int) -> Answers:
         """Let each client send its next request when it has the answer to the last."""
         answers, left = Answers(), iter(sentences)
-        self.idle.clear()  # the server has closed connections that were idle for long
 
         async def client() -> None:
             for sentence in left:

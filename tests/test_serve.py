@@ -3,29 +3,24 @@
 import asyncio
 import contextlib
 import json
-import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ENVIRONMENT, wait_until
+from conftest import wait_until
 from saved_model import ENGLISH, GERMAN
+from translation_server import LANGUAGES, Address, Answer, command, in_thread
 
-from serving.app import create_app
 from serving.batches import BATCH_CHARACTERS, LEAST_CHARACTERS, Batcher, QueueFullError
-from serving.connections import DISCARDED_BYTES, Server, create_server
-from serving.fields import most_bytes
+from serving.connections import DISCARDED_BYTES
 from serving.markup import join_html, split_html
 from serving.service import Limits
 from vaswani_transformer import Translator
@@ -34,100 +29,7 @@ from vaswani_transformer.languages import read_languages
 from vaswani_transformer.onnx_translator import OnnxTranslator
 from vaswani_transformer.translator import Hypothesis
 
-ROOT = Path(__file__).parents[1]
-LANGUAGES = {"source": "en", "target": "de"}
 STATED = ("--source-language", "en", "--target-language", "de")
-
-
-@dataclass
-class Answer:
-    status: int
-    json: Any
-    headers: Any
-
-
-@dataclass
-class Address:
-    """The port of a server on this machine."""
-
-    port: int
-
-    def request(self, path: str, body: bytes | None = None, **headers: str) -> Answer:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body, named)
-        try:
-            with urllib.request.urlopen(request) as response:
-                status, content, given = response.status, response.read(), response.headers
-        except urllib.error.HTTPError as error:
-            status, content, given = error.code, error.read(), error.headers
-        is_json = given.get_content_type() == "application/json"
-        return Answer(status, json.loads(content) if is_json else content.decode(), given)
-
-    def post(self, body: bytes, kind: str = "application/json") -> Answer:
-        return self.request("/translate", body, content_type=kind)
-
-    def translate(self, q: object, **fields: object) -> Answer:
-        return self.post(json.dumps(LANGUAGES | {"q": q} | fields).encode())
-
-    def connect(self, data: bytes = b"") -> socket.socket:
-        connection = socket.create_connection(("127.0.0.1", self.port))
-        connection.settimeout(120)
-        connection.sendall(data)
-        return connection
-
-    def metric(self, name: str) -> float:
-        (value,) = re.findall(rf"^{re.escape(name)} (\S+)$", self.request("/metrics").json, re.MULTILINE)
-        return float(value)
-
-
-@contextlib.contextmanager
-def command(*arguments: object, **variables: str) -> Iterator[tuple[Address, subprocess.Popen[str]]]:
-    """Run `vaswani-transformer serve` at a free port, in a process that cannot import torch."""
-    without = "import sys; sys.modules |= dict(torch=None, transformers=None)"
-    words = [
-        sys.executable,
-        "-c",
-        f"{without}; from vaswani_transformer.cli import main; main()",
-        "serve",
-        *map(str, arguments),
-        "--port",
-        "0",
-    ]
-    process = subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT | variables, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            if found := re.match(r"http://127\.0\.0\.1:(\d+) ", line):
-                yield Address(int(found[1])), process
-                break
-        else:
-            pytest.fail("".join(lines))
-    finally:
-        process.kill()
-        process.communicate()
-
-
-@contextlib.contextmanager
-def in_thread(translator: Translator, limits: Limits | None = None, **options: Any) -> Iterator[tuple[Address, Server]]:
-    """Serve a translator of the test in a thread.
-
-    options: `most` and `header_seconds` of the connections, `api_key` and `origins` of the application
-    """
-    limits = limits or Limits()
-    of_server = {name: options.pop(name) for name in ("most", "header_seconds") if name in options}
-    app = create_app(translator, ("en", "de"), limits, translator.search, **options)
-    server = create_server(app, most_bytes(limits.characters), **of_server)
-    listener = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
-    try:
-        wait_until(lambda: server.started)
-        yield Address(listener.getsockname()[1]), server
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 class Gated(OnnxTranslator):
