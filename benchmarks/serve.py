@@ -24,6 +24,7 @@ import typer
 
 from vaswani_transformer import Translator
 from vaswani_transformer.lines import read_lines
+from vaswani_transformer.options import Backend
 
 from . import harness
 
@@ -117,7 +118,7 @@ class Clients:
 def measure(
     model: Annotated[Path, typer.Argument(help="A folder of `export onnx`, or with --backend torch a model folder.")],
     text: Annotated[Path, typer.Argument(help="Sentences, one a line.")],
-    backend: Annotated[str, typer.Option(help="onnx or torch.")] = "onnx",
+    backend: Backend = "onnx",
     requests: Annotated[int, typer.Option(min=100, help="Requests of a round.")] = 2000,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of `translate` and of the server.")] = 3,
     memory_requests: Annotated[int, typer.Option(min=0, help="Requests between two measurements of memory.")] = 20_000,
@@ -126,7 +127,7 @@ def measure(
     """Measure a server against `translate` of the same sentences."""
     lines = list(dict.fromkeys(line for line in read_lines(text) if line))
     sentences = [lines[number % len(lines)] for number in range(requests)]
-    translator = Translator.from_pretrained(model, backend=backend)
+    translator: Translator = Translator.from_pretrained(model, backend=backend)
     expected = dict(zip(lines, translator.translate(lines), strict=True))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -155,7 +156,7 @@ async def load(
     """Run all measurements and print them."""
     print(f"{os.cpu_count()} cores, {len(sentences)} requests of one sentence, {translator!r}")
     single = await clients.closed_loop(sentences[:200], 1)
-    rates: dict[str, list[float]] = {"translate": [], "server": []}
+    answers, rates = single, {"translate": [], "server": []}
     for _ in range(rounds):
         begun = time.perf_counter()
         translator.translate(sentences)

@@ -3,8 +3,13 @@
 import asyncio
 import contextlib
 import json
+import os
+import re
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -15,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_until
+from conftest import ENVIRONMENT, wait_until
 from saved_model import ENGLISH, GERMAN
-from translation_server import LANGUAGES, Address, Answer, command, in_thread
+from translation_server import LANGUAGES, ROOT, Address, Answer, command, in_thread, started
 
 from serving.batches import BATCH_CHARACTERS, LEAST_CHARACTERS, Batcher, QueueFullError
 from serving.connections import DISCARDED_BYTES
@@ -492,3 +497,28 @@ CARD = "---\nlanguage:\n- en\n- de\n---\n# A model\n"
 def test_the_languages_come_from_the_records_of_a_model(tmp_path, file, content, languages):
     (tmp_path / file).write_text(content, encoding="utf-8")
     assert read_languages(tmp_path) == languages
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_container_file_builds_a_server_from_the_wheel(exported, tmp_path, translator):
+    """Its steps run in a folder instead of a container: the build, then the entry point."""
+    folder = ROOT / "serving" / "container"
+    steps = dict(re.findall(r"^(RUN|ENTRYPOINT) (.*)$", (folder / "Containerfile").read_text("utf-8"), re.MULTILINE))
+    box = shutil.copytree(folder, tmp_path / "box")
+    shutil.copy(ROOT / "constraints.txt", box)
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", box, ROOT]
+    subprocess.run(build, check=True, capture_output=True)
+    places = {"/box": str(box), "/opt/vaswani": str(tmp_path / "vaswani"), "/model": str(exported / "onnx")}
+
+    def placed(words: str) -> str:
+        for name, place in places.items():
+            words = re.sub(rf"(?<![\w/]){name}\b", place, words)
+        return words
+
+    path = f"{Path(sys.executable).parent}:{ENVIRONMENT['PATH']}"
+    subprocess.run(placed(steps["RUN"]), shell=True, check=True, env=os.environ | {"PATH": path}, cwd=tmp_path)
+    assert not box.exists() and not list(tmp_path.glob("vaswani/lib/*/site-packages/torch"))
+    words = json.loads(placed(steps["ENTRYPOINT"]))
+    with started([*words, *STATED, "--port", "0"], tmp_path, {"PATH": ENVIRONMENT["PATH"]}) as (address, _):
+        assert address.translate(ENGLISH).json["translatedText"] == translator.translate(ENGLISH)

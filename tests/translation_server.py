@@ -68,30 +68,29 @@ class Address:
         return float(value)
 
 
-@contextlib.contextmanager
-def command(*arguments: object, **variables: str) -> Iterator[tuple[Address, subprocess.Popen[str]]]:
-    """Run `vaswani-transformer serve` at a free port, in a process that cannot import torch."""
+def command(*arguments: object) -> contextlib.AbstractContextManager[tuple[Address, subprocess.Popen[str]]]:
+    """Run `vaswani-transformer serve` at a free port, in a process that cannot import torch and transformers."""
     without = "import sys; sys.modules |= dict(torch=None, transformers=None)"
-    words = [
-        sys.executable,
-        "-c",
-        f"{without}; from vaswani_transformer.cli import main; main()",
-        "serve",
-        *map(str, arguments),
-        "--port",
-        "0",
-    ]
-    process = subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT | variables, stderr=subprocess.PIPE, text=True)
+    code = f"{without}; from vaswani_transformer.cli import main; main()"
+    return started([sys.executable, "-c", code, "serve", *map(str, arguments), "--port", "0"], ROOT, ENVIRONMENT)
+
+
+@contextlib.contextmanager
+def started(
+    words: list[str], folder: Path, environment: dict[str, str]
+) -> Iterator[tuple[Address, subprocess.Popen[str]]]:
+    """Start a server, and wait until it prints its address."""
+    process = subprocess.Popen(words, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
-        lines = []
+        printed = []
         for line in process.stderr:
-            lines.append(line)
-            if found := re.match(r"http://127\.0\.0\.1:(\d+) ", line):
+            printed.append(line)
+            if found := re.match(r"http://\S+:(\d+) ", line):
                 yield Address(int(found[1])), process
                 break
         else:
-            pytest.fail("".join(lines))
+            pytest.fail("".join(printed))
     finally:
         process.kill()
         process.communicate()
