@@ -58,19 +58,19 @@ def serve(
 
     if api_key == "":
         raise InputError("the API key is empty; set VASWANI_API_KEY to a key, or unset it")
-    listener = open_socket(host, port)
-    options = {"device": device, "dtype": dtype, "threads": threads, "precision": precision}
-    translator = load_translator(model, download, backend or choose_backend(Path(model)), **options)
-    settings = translator.change_search(num_beams=num_beams, length_penalty=length_penalty)
-    folder = Path(model) if Path(model).is_dir() else translator.folder
-    languages = choose_languages(folder, source_language, target_language)
-    limits = Limits(max_characters, max_texts, max_queue)
-    application = create_app(translator, languages, limits, settings, api_key, allow_origin or ())
-    server = create_server(application, most_bytes(max_characters))
-    name = f"[{host}]" if ":" in host else host
-    typer.echo(f"{languages[0]} to {languages[1]}, {translator!r}", err=True)
-    typer.echo(f"http://{name}:{listener.getsockname()[1]}  (/docs describes the API; Ctrl-C ends)", err=True)
-    server.run(sockets=[listener])
+    with open_socket(host, port) as listener:
+        options = {"device": device, "dtype": dtype, "threads": threads, "precision": precision}
+        translator = load_translator(model, download, backend or choose_backend(Path(model)), **options)
+        settings = translator.change_search(num_beams=num_beams, length_penalty=length_penalty)
+        folder = Path(model) if Path(model).is_dir() else translator.folder
+        languages = choose_languages(folder, source_language, target_language)
+        limits = Limits(max_characters, max_texts, max_queue)
+        application = create_app(translator, languages, limits, settings, api_key, allow_origin or ())
+        server = create_server(application, most_bytes(max_characters))
+        name = f"[{host}]" if ":" in host else host
+        typer.echo(f"{languages[0]} to {languages[1]}, {translator!r}", err=True)
+        typer.echo(f"http://{name}:{listener.getsockname()[1]}  (/docs describes the API; Ctrl-C ends)", err=True)
+        server.run(sockets=[listener])
 
 
 def open_socket(host: str, port: int) -> socket.socket:
