@@ -35,7 +35,8 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 def create_app(
     translator: Translator,
-    languages: tuple[str, str],
+    source: str,
+    targets: Sequence[str],
     limits: Limits,
     settings: SearchSettings,
     api_key: str | None = None,
@@ -43,11 +44,11 @@ def create_app(
 ) -> MeasuredApp:
     """Return the ASGI application of a model.
 
-    languages: the codes of the source and the target language
+    source, targets: the codes of the languages
     api_key: what requests must contain; None accepts all.  origins: of web pages that may read the answers
     """
     metrics = Metrics()
-    service = Service(translator, languages, limits, settings, metrics.observe_batch)
+    service = Service(translator, source, targets, limits, settings, metrics.observe_batch)
     metrics.waiting.set_function(lambda: service.batcher.characters)
 
     @asynccontextmanager

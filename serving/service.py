@@ -1,6 +1,6 @@
 """Answers a request for translations: check it, translate its texts in batches, return what it asks for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,19 +31,20 @@ class Limits:
 class Service:
     """A model that answers requests.
 
-    languages: the codes of its source and target language
+    source, targets: the codes of its languages
     """
 
     def __init__(
         self,
         translator: Translator,
-        languages: tuple[str, str],
+        source: str,
+        targets: Sequence[str],
         limits: Limits,
         settings: SearchSettings,
         on_batch: Callable[[int, int, float], object],
     ):
         self.translator, self.limits, self.settings = translator, limits, settings
-        self.source, self.target = languages
+        self.source, self.targets = source, targets
         self.batcher = Batcher(self._find_hypotheses, limits.queue, on_batch)
 
     def _find_hypotheses(self, texts: list[str], count: int) -> list[list[Hypothesis]]:
@@ -51,9 +52,10 @@ class Service:
         return self.translator.find_hypotheses(texts, **search)
 
     def list_languages(self) -> list[Answer]:
-        targets = {self.source: [self.target], self.target: []}
+        codes = dict.fromkeys([self.source, *self.targets])
         return [
-            {"code": code, "name": LANGUAGES.get(code, code), "targets": of_code} for code, of_code in targets.items()
+            {"code": code, "name": LANGUAGES.get(code, code), "targets": list(self.targets) * (code == self.source)}
+            for code in codes
         ]
 
     async def answer(self, request: TranslationRequest) -> Answer:
@@ -73,7 +75,7 @@ class Service:
 
     def _check(self, request: TranslationRequest) -> list[str]:
         """Return the texts of a request. Raises HTTPException for what the model or the limits do not allow."""
-        for language, known in ((request.source, (self.source, "auto")), (request.target, (self.target,))):
+        for language, known in ((request.source, (self.source, "auto")), (request.target, self.targets)):
             if language not in known:
                 raise HTTPException(400, f"{language[:40]} is not supported")
         if request.alternatives >= self.settings.num_beams:
@@ -95,10 +97,13 @@ class Service:
     async def _answer(self, request: TranslationRequest, texts: list[str]) -> Answer:
         count = 1 + request.alternatives
         if request.format == "html":
-            found = await self._translate_html(texts, count)
+            found = await self._translate_html(texts, request.target, count)
         else:
-            found = await self.batcher.translate(as_texts(texts, "text"), count)
-        maps = [await self._attention(*pair) for pair in zip(texts, found, strict=True)] if request.attention else []
+            found = await self.batcher.translate(self._with_target(as_texts(texts, "text"), request.target), count)
+        maps: list[Answer] = []
+        if request.attention:
+            sources = self._with_target(texts, request.target)
+            maps = [await self._attention(*pair) for pair in zip(sources, found, strict=True)]
 
         def shaped(values: list[Any]) -> Any:
             """Return a list if the request has a list of texts."""
@@ -115,11 +120,23 @@ class Service:
             answer["attention"] = shaped(maps)
         return answer
 
-    async def _translate_html(self, pages: list[str], count: int) -> list[list[Hypothesis]]:
+    def _with_target(self, texts: list[str], target: str) -> list[str]:
+        """Put the token of the target language in front of texts, if the model has such tokens: a batch has several."""
+        languages = self.translator.languages
+        if not languages.are_needed:
+            return texts
+        starts = [len(text) - len(text.lstrip()) for text in texts]
+        token = languages.find(target)
+        return [
+            f"{text[:start]}{token} {text[start:]}" if text[start:] else text
+            for text, start in zip(texts, starts, strict=True)
+        ]
+
+    async def _translate_html(self, pages: list[str], target: str, count: int) -> list[list[Hypothesis]]:
         """Translate the pieces of text between tags; the k-th best of all pieces make the k-th best page."""
         split = [split_html(page) for page in pages]
         texts = as_texts([piece for pieces in split for piece, is_text in pieces if is_text], "piece of text")
-        found = iter(await self.batcher.translate(texts, count))
+        found = iter(await self.batcher.translate(self._with_target(texts, target), count))
         translated: list[list[Hypothesis]] = []
         for pieces in split:
             of_page = [next(found) if is_text else None for _, is_text in pieces]

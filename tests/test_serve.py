@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import html
 import json
 import os
 import re
@@ -20,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ENVIRONMENT, wait_until
-from saved_model import ENGLISH, GERMAN
+from conftest import ENVIRONMENT, make_lively, wait_until
+from saved_model import ENGLISH, GERMAN, SIZES
 from translation_server import LANGUAGES, ROOT, Address, Answer, command, in_thread, started
 
 from serving.batches import BATCH_CHARACTERS, LEAST_CHARACTERS, Batcher, QueueFullError
@@ -32,6 +33,7 @@ from vaswani_transformer import Translator
 from vaswani_transformer.cli import main
 from vaswani_transformer.languages import read_languages
 from vaswani_transformer.onnx_translator import OnnxTranslator
+from vaswani_transformer.tokenization import train_tokenizer
 from vaswani_transformer.translator import Hypothesis
 
 STATED = ("--source-language", "en", "--target-language", "de")
@@ -165,6 +167,26 @@ def test_attention_has_a_row_for_each_token_of_the_translation(exported):
     assert len(attention["weights"]) == len(attention["target"])
     for row in attention["weights"]:
         assert len(row) == len(attention["source"]) and sum(row) == pytest.approx(1, abs=1e-5)
+
+
+def test_each_text_of_a_batch_gets_its_target_language(tmp_path):
+    """Of a model with language tokens, whose languages are the targets."""
+    tokenizer = train_tokenizer(GERMAN + ENGLISH, SIZES["vocab_size"], symbols=["<2de>", "<2fr>"])
+    model = make_lively(1, vocab_size=SIZES["vocab_size"])
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    translator = Translator.from_pretrained(tmp_path, device="cpu")
+    texts = [" ".join(ENGLISH), f"\n {ENGLISH[0]} ", "", " "]
+    expected = {language: translator.translate(texts, target_language=language) for language in ("de", "fr")}
+    assert expected["de"] != expected["fr"]
+    with in_thread(translator, targets=translator.languages.names) as (address, _):
+        assert address.request("/languages").json[0]["targets"] == ["de", "fr"]
+        answers = Requests(lambda language: address.translate(texts, target=language), expected).finish()
+        assert [answer.json["translatedText"] for answer in answers] == list(expected.values())
+        (small,) = translator.translate(ENGLISH[:1], target_language="fr")
+        page = address.translate(f"<p>{ENGLISH[0]}</p>", target="fr", format="html").json["translatedText"]
+        assert html.unescape(page) == f"<p>{small}</p>"
+        assert address.translate("a", target="es").json == {"error": "es is not supported"}
 
 
 def test_metrics_count_requests_and_the_texts_of_batches(server):

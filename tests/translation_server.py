@@ -9,7 +9,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,14 +97,16 @@ def started(
 
 
 @contextlib.contextmanager
-def in_thread(translator: Translator, limits: Limits | None = None, **options: Any) -> Iterator[tuple[Address, Server]]:
+def in_thread(
+    translator: Translator, limits: Limits | None = None, targets: Sequence[str] = ("de",), **options: Any
+) -> Iterator[tuple[Address, Server]]:
     """Serve a translator of the test in a thread.
 
     options: `most` and `header_seconds` of the connections, `api_key` and `origins` of the application
     """
     limits = limits or Limits()
     of_server = {name: options.pop(name) for name in ("most", "header_seconds") if name in options}
-    app = create_app(translator, ("en", "de"), limits, translator.search, **options)
+    app = create_app(translator, "en", targets, limits, translator.search, **options)
     server = create_server(app, most_bytes(limits.characters), **of_server)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],))

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from .errors import BrokenFileError
-from .model_folder import CARD, CONVERSION, EXPORT_RECORD, read_json_object
+from .model_folder import CARD, CONVERSION_RECORD, EXPORT_RECORD, read_json_object
 from .training_run import read_run
 
 # English names of the languages that models are published for.
@@ -24,8 +24,8 @@ def read_languages(folder: Path) -> tuple[str, str] | None:
     """
     recipe = read_run(folder).get("recipe") or {}
     found: list[Any] = [[recipe.get("source_language"), recipe.get("target_language")]]
-    if (folder / CONVERSION).is_file():
-        options = read_json_object(folder / CONVERSION, "options").get("options", {})
+    if (folder / CONVERSION_RECORD).is_file():
+        options = read_json_object(folder / CONVERSION_RECORD, "options").get("options", {})
         found.append([options.get("source_lang"), options.get("target_lang")])
     if (folder / EXPORT_RECORD).is_file():
         found.append(read_json_object(folder / EXPORT_RECORD).get("languages"))
