@@ -281,6 +281,11 @@ def test_batch_tokens_counts_padding_and_beams(translator):
         ({"length_penalty": math.nan}, "length_penalty is nan"),
         ({"length_penalty": "much"}, "length_penalty is 'much'"),
         ({"length_penalty": -1.5}, "length_penalty is -1.5; it must lie between -1 and 5"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1; it must lie between 0 and 100000"),
+        ({"no_repeat_ngram_size": 2.0}, "no_repeat_ngram_size is 2.0; it must be an integer"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0; it must lie between 0.1 and 10 .1: off"),
+        ({"repetition_penalty": "1.3"}, "repetition_penalty is '1.3'"),
+        ({"repetition_penalty": True}, "repetition_penalty is True"),
     ],
 )
 def test_an_invalid_option_is_refused_with_its_limits(translator, options, named):

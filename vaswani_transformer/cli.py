@@ -212,6 +212,13 @@ def translate(
         int | None, typer.Option(help="Maximum tokens of every translation; replaces --extra-length.")
     ] = None,
     min_new_tokens: Annotated[int | None, typer.Option(help="Minimum tokens of a translation.")] = None,
+    no_repeat_ngram_size: Annotated[
+        int | None, typer.Option(help="No sequence of N tokens occurs twice in a translation; 0: off.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(help="Factor of the log-probability of tokens that a translation already has; 1: off."),
+    ] = None,
     num_return_sequences: Annotated[
         int,
         typer.Option(
@@ -281,6 +288,8 @@ def translate(
         extra_length=extra_length,
         max_new_tokens=max_new_tokens,
         min_new_tokens=min_new_tokens,
+        no_repeat_ngram_size=no_repeat_ngram_size,
+        repetition_penalty=repetition_penalty,
         num_return_sequences=num_return_sequences,
     )
     cut = {"max_source_length": max_source_length, "split_sentences": split_sentences}
@@ -448,6 +457,7 @@ add_program(app, "convert", "Convert checkpoints from and to other toolkits.", "
 add_program(
     export_app, "onnx", "Export a model, including beam search, to one ONNX file.", "conversion", "onnx.__main__"
 )
+add_program(app, "serve", "Serve a model over HTTP, with the API of LibreTranslate.", "serving")
 add_program(app, "push", "Preview a push to the Hub, or push a model and its card.", "hub", subcommand="push")
 add_program(app, "space", "Write a Space for a model on the Hub.", "hub", subcommand="space")
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from .errors import BrokenFileError, InputError, UnavailableError, as_input_errors, one_line, out_of_memory
 from .hub_files import find_folder
 from .model_folder import ONNX, ModelFolder, check_graph, check_readable
-from .search_vaswani_transformer import SearchSettings, check_number
+from .search_vaswani_transformer import REPETITION, SearchSettings, check_number
 from .sentences_vaswani_transformer import LanguageTokens, choose_cleaning
 from .translator import Translator, pad_rows
 from .workers import BatchSearch, Found, Sources, count_cores
@@ -50,6 +50,7 @@ class OnnxTranslator(Translator):
         trained_length: number of tokens of the longest source sentence in training, if known
         """
         self.session, self.tokenizer, self.config = session, tokenizer, config
+        self.has_repetition = has_repetition(session)
         self.search, self.trained_length = search or SearchSettings(), trained_length
         self.load_arguments: tuple[Any, ...] | None = None  # of from_pretrained
         self.graph: Path | None = None  # the file of the session
@@ -100,6 +101,7 @@ class OnnxTranslator(Translator):
         translator = cls(session, tokenizer, folder.config, target_tokenizer, search, folder.trained_length)
         translator.folder, translator.load_arguments = path, (path.absolute(), device, threads, precision)
         translator.graph = graph.absolute()
+        translator.change_search()  # refuses defaults that the graph has no input for
         # Warm up: the first call allocates memory and, on a GPU, selects kernels.
         try:
             translator.generate(np.full((1, 2), translator.pad), np.ones((1, 2), np.int64), max_new_tokens=2)
@@ -122,6 +124,17 @@ class OnnxTranslator(Translator):
         row of the embedding.
         """
         return self._run(self.session, input_ids, attention_mask, self.change_search(**search))
+
+    def change_search(self, **settings: Any) -> SearchSettings:
+        changed = super().change_search(**settings)
+        if changed.repetition and not self.has_repetition:
+            found = ", ".join(f"{name} is {value}" for name, value in changed.repetition.items())
+            off = ", ".join(f"{name} {REPETITION[name]}" for name in changed.repetition)
+            raise InputError(
+                f"{found}, but {self.folder or 'the graph'} was exported without inputs for repetitions; export it "
+                f"again with --repetition, or set {off}"
+            )
+        return changed
 
     def _check_batch(self, input_ids: Any, attention_mask: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return ids and mask as arrays. Raises InputError naming an invalid row."""
@@ -168,7 +181,7 @@ class OnnxTranslator(Translator):
         ids_and_mask = {"input_ids": input_ids.astype(np.int64), "attention_mask": mask.astype(np.int64)}
         binding = session.io_binding()
         cuda = session.get_provider_options().get("CUDAExecutionProvider")
-        for name, array in (ids_and_mask | graph_inputs(settings)).items():
+        for name, array in (ids_and_mask | graph_inputs(settings, self.has_repetition)).items():
             place = ("cuda", int(cuda["device_id"])) if cuda is not None and array.ndim else ("cpu", 0)
             value = onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), *place)
             binding.bind_ortvalue_input(name, value)
@@ -230,21 +243,32 @@ class OnnxSearch(BatchSearch):
         self.options.terminate = True
 
 
-def graph_inputs(settings: SearchSettings) -> dict[str, np.ndarray]:
-    """Return the scalar inputs of a graph, in its order. The value of early_stopping is `SearchSettings.lookahead`."""
-    values = vars(settings) | {
+def graph_inputs(settings: SearchSettings, repetition: bool = False) -> dict[str, np.ndarray]:
+    """Return the scalar inputs of a graph, in its order. The value of early_stopping is `SearchSettings.lookahead`.
+
+    repetition: whether the graph has inputs for the settings against repetitions
+    """
+    values = {name: value for name, value in vars(settings).items() if repetition or name not in REPETITION} | {
         "early_stopping": settings.lookahead,
         "max_new_tokens": settings.max_new_tokens or NO_COMMON_LIMIT,
     }
-    types = {"length_penalty": np.float32}
+    types = {"length_penalty": np.float32, "repetition_penalty": np.float32}
     return {name: np.asarray(value, types.get(name, np.int64)) for name, value in values.items()}
+
+
+def input_names(session: Any) -> set[str]:
+    return {value.name for value in (*session.get_inputs(), *session.get_overridable_initializers())}
+
+
+def has_repetition(session: Any) -> bool:
+    """Return whether a graph has inputs for the settings against repetitions."""
+    return input_names(session) >= REPETITION.keys()
 
 
 def check_interface(session: Any, graph: Path) -> None:
     """Raise BrokenFileError unless a graph has the inputs and outputs of an export with the search."""
     expected = {"input_ids", "attention_mask", "sequences", "scores", *graph_inputs(SearchSettings())}
-    with_defaults = session.get_overridable_initializers()
-    found = {value.name for value in (*session.get_inputs(), *with_defaults, *session.get_outputs())}
+    found = input_names(session) | {value.name for value in session.get_outputs()}
     if missing := sorted(expected - found):
         raise BrokenFileError(
             f"{graph} is not a graph that `export onnx` writes for translation: it has no {', '.join(missing)}"

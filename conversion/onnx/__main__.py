@@ -36,6 +36,14 @@ def export(
             "about 10 % longer. Not with --text. In the split layout, decoder_model has it.",
         ),
     ] = False,
+    repetition: Annotated[
+        bool,
+        typer.Option(
+            "--repetition",
+            help="Add the inputs no_repeat_ngram_size and repetition_penalty, and operators for them to each step; "
+            "default: only if the model's generation_config.json sets one of them.",
+        ),
+    ] = False,
     text: Annotated[
         bool,
         typer.Option("--text", help="Also write model_text.onnx with the tokenizer inside: texts in, texts out."),
@@ -60,6 +68,7 @@ def export(
 ) -> None:
     layout = "split" if library else layout
     single_only = {"--sentences": sentences is not None, "--text": text, "--no-defaults": no_defaults}
+    single_only["--repetition"] = repetition
     for option, is_given in single_only.items():
         if is_given and layout != "single":
             raise InputError(f"{option} needs the search in the graph: --layout single")
@@ -83,6 +92,7 @@ def export(
                 precision,
                 defaults=not no_defaults,
                 attention=attention,
+                repetition=repetition,
                 text=text,
                 sentences=sentences,
                 on_stage=status.update,

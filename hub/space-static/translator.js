@@ -16,6 +16,8 @@ export class Translator {
     this.extraLength = generationConfig.extra_length ?? 50;
     this.maxNewTokens = generationConfig.max_new_tokens ?? 0;
     this.minNewTokens = generationConfig.min_new_tokens ?? 0;
+    this.ngramSize = generationConfig.no_repeat_ngram_size ?? 0;
+    this.repetitionPenalty = generationConfig.repetition_penalty ?? 1;
     // onnxruntime-web hides inputs that have defaults: `export onnx --no-defaults` lets the page choose.
     this.hasSettings = session.inputNames.includes("num_beams");
     this.languages = languageTokens(tokenizer.symbols.keys());
@@ -67,15 +69,18 @@ export class Translator {
   async translate(sentence, beams) {
     const { ids } = this.tokenizer.encode(sentence);
     const row = (values) => new ort.Tensor("int64", BigInt64Array.from(values, BigInt), [1, values.length]);
+    const real = (value) => new ort.Tensor("float32", Float32Array.of(value), []);
     const integer = (value) => new ort.Tensor("int64", BigInt64Array.of(BigInt(value)), []);
     const settings = {
       num_beams: integer(beams),
-      length_penalty: new ort.Tensor("float32", Float32Array.of(this.alpha), []),
+      length_penalty: real(this.alpha),
       early_stopping: integer(this.lookahead),
       num_return_sequences: integer(beams),
       extra_length: integer(this.extraLength),
       max_new_tokens: integer(this.maxNewTokens),
       min_new_tokens: integer(this.minNewTokens),
+      no_repeat_ngram_size: integer(this.ngramSize),
+      repetition_penalty: real(this.repetitionPenalty),
     };
     const { sequences, scores, cross_attentions: attentions } = await this.session.run({
       input_ids: row(ids),
