@@ -15,6 +15,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from vaswani_transformer import VaswaniTransformerConfig, __version__
 from vaswani_transformer.attention_maps import attention_maps
+from vaswani_transformer.languages import LANGUAGES
 from vaswani_transformer.model_folder import CODE_FILES, ONNX
 from vaswani_transformer.onnx_translator import graph_inputs, onnx_file_name
 from vaswani_transformer.pictures import attention_figure
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 
 TEMPLATE = Path(__file__).with_name("card.template")
 
-LANGUAGES = {"cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fr": "French", "it": "Italian",
-             "ja": "Japanese", "nl": "Dutch", "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian",
-             "uk": "Ukrainian", "zh": "Chinese"}  # fmt: skip
 EXAMPLES = {"en": "Do they come from Germany?", "de": "Kommen sie aus Deutschland?", "fr": "La maison est petite."}
 
 SIZES = ("vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads",

@@ -45,8 +45,10 @@ def hub(tmp_path, monkeypatch, model_folder) -> Iterator[HubServer]:
         monkeypatch.delenv("HF_TOKEN", raising=False)
         monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
         monkeypatch.chdir(tmp_path)
-        server.create(OPUS, **UNREAD | files_of(golden("hf-marian")))
-        server.create(OURS, **UNREAD | files_of(model_folder) | {"pytorch_model.bin": b"x"})
+        opus: Any = UNREAD | files_of(golden("hf-marian"))
+        ours: Any = UNREAD | files_of(model_folder) | {"pytorch_model.bin": b"x"}
+        server.create(OPUS, **opus)
+        server.create(OURS, **ours)
         yield server
     assert not server.unknown
 

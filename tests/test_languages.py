@@ -1,6 +1,5 @@
 """Models with several target languages: the language token of a text stands in front of each of its sentences."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +7,8 @@ import numpy as np
 import pytest
 import transformers
 from conftest import make_lively, write_lines
-from golden import Golden, converted, golden, opus_folder
-from saved_model import ENGLISH, GERMAN, SIZES, already_exported
+from golden import Golden, converted, opus_folder
+from saved_model import ENGLISH, GERMAN, SIZES
 from tokenizers import Tokenizer
 
 from conversion.__main__ import main as convert
@@ -79,7 +78,11 @@ def test_language_tokens_are_recognised_as_toolkits_write_them():
         ("One. Two.", "fr", [("", "<2fr> One."), (" ", "<2fr> Two.")]),
         ("One. Two.", "<2fr>", [("", "<2fr> One."), (" ", "<2fr> Two.")]),
         ("<2de>One. Two.", "fr", [("", "<2de>One."), (" ", "<2de>Two.")]),
-        ("  <2de> One.\n\n<2fr>  - Two. Six\n", None, [("  ", "<2de> One."), ("\n\n- ", "<2fr> Two."), (" ", "<2fr> Six"), ("\n", "")]),
+        (
+            "  <2de> One.\n\n<2fr>  - Two. Six\n",
+            None,
+            [("  ", "<2de> One."), ("\n\n- ", "<2fr> Two."), (" ", "<2fr> Six"), ("\n", "")],
+        ),
         ("One.\n__bel_Latn__ Two.", "de", [("", "<2de> One."), ("\n", "__bel_Latn__ Two.")]),
         ("See <2de> here.", "fr", [("", "<2fr> See <2de> here.")]),
         ("One. Two.", "", [("", "One."), (" ", "Two.")]),
@@ -134,7 +137,7 @@ def test_onnx_files_take_the_language_as_text_and_as_ids(multilingual, translato
     import onnxruntime
 
     sentences = [f"<2fr> {part}" for part in ("The house is small.", "The cat is cold.")]
-    session = onnxruntime.InferenceSession(str(tmp_path / "onnx" / "model_text.onnx"))
+    session: Any = onnxruntime.InferenceSession(str(tmp_path / "onnx" / "model_text.onnx"))
     assert " ".join(session.run(["translations"], {"text": np.array(sentences, object)})[0]) == expected[0]
     bare = Tokenizer.from_file(str(tmp_path / "onnx" / "tokenizer.json"))
     ids = np.array([bare.encode(sentences[0]).ids])
@@ -161,7 +164,7 @@ def test_a_missing_or_unknown_language_is_an_error_that_lists_them(translator, m
         with pytest.raises(ValueError, match="target_language is 'es'; the model has de, fr, bel_Latn"):
             call("b", target_language="es")
     assert translator.translate(["* * *", ""]) == ["* * *", ""]  # nothing to translate
-    assert translator.translate("b", target_language="") == translator.translate("b", target_language="")
+    assert translator.translate("b", target_language="") != translator.translate("b", target_language="de")
 
 
 def test_a_model_without_language_tokens_takes_no_language(model_folder):
@@ -193,8 +196,7 @@ def test_commands_take_the_language(multilingual, translator, tmp_path, capsys, 
 @pytest.mark.parametrize("kind", ["words", "pieces"])
 def test_converted_tokenizers_keep_language_tokens_whole(kind, token):
     words = ["<s>", "<pad>", "</s>", "<unk>", *(["lo@@", "w", token] if kind == "pieces" else ["lo", "w", token])]
-    ids = {"eos": 2, "unknown": 3, "bos": 0, "pad": 1, "start": 0}
-    vocabulary = Vocabulary(words, words, **ids)
+    vocabulary = Vocabulary(words, words, eos=2, unknown=3, bos=0, pad=1, start=0)
     if kind == "words":
         tokenizer = build_word_tokenizer(vocabulary, "source")
     else:
@@ -212,10 +214,8 @@ def test_models_of_opus_mt_have_their_languages(two_vocabularies, tmp_path):
     assert translator.languages.names == ["bel_Latn", "deu"]
     source = Golden(folder, tmp_path / "ours").texts[0][0]
     assert translator.translate(source, target_language="deu") == translator.translate(f">>deu<< {source}")
-    assert json.loads((tmp_path / "ours" / "tokenizer.json").read_text())["added_tokens"]
 
 
 def test_models_without_such_tokens_have_none():
     for name in ("hf-marian", "fairseq"):
         assert LanguageTokens(converted(name).tokenizer().backend_tokenizer).tokens == []
-    assert golden("hf-marian").is_dir() and already_exported

@@ -457,6 +457,7 @@ add_program(app, "convert", "Convert checkpoints from and to other toolkits.", "
 add_program(
     export_app, "onnx", "Export a model, including beam search, to one ONNX file.", "conversion", "onnx.__main__"
 )
+add_program(app, "serve", "Serve a model over HTTP, with the API of LibreTranslate.", "serving")
 add_program(app, "push", "Preview a push to the Hub, or push a model and its card.", "hub", subcommand="push")
 add_program(app, "space", "Write a Space for a model on the Hub.", "hub", subcommand="space")
 

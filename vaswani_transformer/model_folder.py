@@ -43,6 +43,7 @@ MODEL_FILES = (*SETTINGS_FILES, "*.safetensors", INDEX)  # of a complete model, 
 CODE_FILES = tuple(sorted(path.name for path in Path(__file__).parent.glob("*_vaswani_transformer.py")))
 ONNX = "onnx"  # the folder that transformers.js and Optimum read
 EXPORT_RECORD = "export.json"  # in an ONNX folder: its precision, and hashes of the exported weights and the graphs
+CARD = "README.md"  # the card of a published model
 # In a model that was converted from another toolkit: notes for its users; what converting it back needs; the toolkit's
 # files, in a folder.
 CONVERSION_NOTES, CONVERSION_RECORD, ORIGINALS = "CONVERSION.md", "conversion.json", "original"

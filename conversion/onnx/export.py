@@ -11,6 +11,7 @@ from onnx import ModelProto
 from onnx.external_data_helper import set_external_data
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
+from vaswani_transformer.languages import read_languages
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.loading import load_model, load_tokenizer, weight_files
 from vaswani_transformer.model_folder import (
@@ -183,6 +184,8 @@ def copy_files(model_folder: Path, unfinished: Path, model: Model, precision: st
         "weights_sha256": files_sha256(*weight_files(model_folder)),
         "graphs": {path.name: file_sha256(path) for path in sorted(unfinished.glob("*.onnx"))},
     }
+    if languages := read_languages(model_folder):
+        record["languages"] = languages
     write_json(unfinished / EXPORT_RECORD, record)
     # Not copied: the model's file may leave out defaults that the runtime must read.
     model.config.to_json_file(unfinished / "config.json")

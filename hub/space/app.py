@@ -56,7 +56,8 @@ translator: Any = pipeline(
 model = translator.model
 config = model.config
 # Language tokens such as >>deu<<, in models with several target languages.
-LANGUAGES = dict(zip(translator.languages.names, translator.languages.tokens)) if hasattr(translator, "languages") else {}
+known = getattr(translator, "languages", None)  # the code of older models has none
+LANGUAGES = dict(zip(known.names, known.tokens, strict=True)) if known else {}
 # transformers' defaults for what generation_config.json leaves out.
 BEAMS = model.generation_config.num_beams or 1
 ALPHA = 1.0 if model.generation_config.length_penalty is None else model.generation_config.length_penalty
