@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import FSMTForConditionalGeneration, MarianMTModel, PreTrainedModel
+from transformers import FSMTForConditionalGeneration, MarianMTModel, MarianTokenizer, PreTrainedModel
 
 from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.model_folder import TOKENIZER_FILES, read_json_object
@@ -30,7 +30,7 @@ from ..options import RATES, Options, Reasons, expand, map_sizes
 from ..rename import Rule, expand_layers, expand_table, find_first, rename_to_theirs, select_weights
 from ..segmentation import SentencePieceModel, build_bpe_tokenizer, read_codes
 from ..toolkit import Description, count_embeddings, explain_penalty, register_reader, register_writer
-from ..vocabulary import SIDES, Vocabulary, number_tokens, read_token_ids
+from ..vocabulary import SIDES, Reference, Vocabulary, number_tokens, read_token_ids
 from .fairseq import EPSILON, LAYERS, OFFSET
 
 SIZES = ("d_model", "{encoder,decoder}_layers", "{encoder,decoder}_attention_heads", "{encoder,decoder}_ffn_dim")
@@ -44,7 +44,6 @@ ENCODER_EMBEDDING, DECODER_EMBEDDING = expand("model.{encoder,decoder}.embed_tok
 MARIAN_NOTES = [
     PENALTY_NOTE,
     "The sinusoids are those of Hugging Face's MarianMTModel, which differ from Marian's.",
-    "MarianTokenizer normalises punctuation if sacremoses is installed; tokenizer.json does not.",
 ]
 FSMT_EMBEDDINGS = {
     "model.encoder.embed_tokens.weight": SOURCE,
@@ -213,7 +212,15 @@ def read_marian_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[
         vocabulary.files.append(model)
         codes = [token for token in vocabulary.tokens(side) if LANGUAGE_CODE.fullmatch(token)]
         vocabulary.tokenizers[side] = SentencePieceModel.read(model).build_tokenizer(vocabulary, side, codes)
+        vocabulary.references[side] = Reference("MarianTokenizer", partial(encode_as_marian, folder, side))
     return vocabulary
+
+
+def encode_as_marian(folder: Path, side: str, texts: list[str]) -> list[list[int]]:
+    """Return the ids that MarianTokenizer gives to the texts of one side. It needs sentencepiece."""
+    tokenizer = MarianTokenizer.from_pretrained(folder, local_files_only=True)
+    encoded = tokenizer(texts) if side == "source" else tokenizer(text_target=texts)
+    return encoded["input_ids"]
 
 
 # ---- from our model to transformers ------------------------------------------------------------------------------

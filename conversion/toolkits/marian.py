@@ -191,6 +191,8 @@ def read_vocabulary(path: Path, options: Mapping[str, Any], rows: list[int]) -> 
         vocabulary.tokenizers[side] = (
             model.build_tokenizer(vocabulary, side) if model else build_word_tokenizer(vocabulary, side)
         )
+        if model:
+            vocabulary.references[side] = model.make_reference(vocabulary, side)
     return vocabulary
 
 
