@@ -22,7 +22,7 @@ from vaswani_transformer.torch_translator import TorchTranslator
 
 from .build import build_model, save_model
 from .checkpoint_files import create_folder, load_checkpoint, may_be_torch_save
-from .compare import compare_with_toolkit
+from .compare import compare_tokenizers, compare_with_toolkit
 from .folder import OurModel
 from .options import Options, Reasons
 from .toolkit import Description, Reader
@@ -48,12 +48,13 @@ def import_checkpoint(path: Path, out: Path, name: str | None = None, logits: Pa
         description, model = read_model(reader, file)
         save_model(description, model, folder, reader.name, file)
         check_result(folder, file)
-        comparison = compare_with_toolkit(description, model, reader.name, file, logits)
+        checks = [compare_with_toolkit(description, model, reader.name, file, logits)]
+        checks += compare_tokenizers(description.vocabulary)
     print(f"{reader.name}: {model.num_parameters():,} parameters")
     print(f"settings that differ from the paper's: {list_differences_from_paper(model.config)}")
     for note in description.all_notes():
         print(f"note: {escape_controls(note)}")
-    print(comparison)
+    print(*map(escape_controls, checks), sep="\n")
 
 
 def check_result(folder: Path, checkpoint: Path) -> None:

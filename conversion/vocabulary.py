@@ -126,6 +126,10 @@ class Vocabulary:
         self.aliases[side] = list(pieces)
         return {piece: self.first_alias(side) + n for n, piece in enumerate(self.aliases[side])}
 
+    def without_alias(self, id: int, side: str) -> int | None:
+        """Return the id, or that of `<unk>` if it is an alias."""
+        return self.unknown if id >= self.first_alias(side) else id
+
     def check_special_ids(self, subject: str | Path) -> None:
         """Raise BrokenFileError if an id of a special token is not in the vocabulary."""
         ends = (self.eos, self.bos, self.start)
