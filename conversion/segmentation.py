@@ -25,6 +25,9 @@ PIECES, TRAINER_SPEC, NORMALIZER_SPEC = 1, 2, 3  # fields of ModelProto
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of a piece
 UNIGRAM, BPE = 1, 2  # kinds of models
 SPACE = "▁"
+# Patterns of tokens that follow each other without spaces: single characters, and atoms and bonds of SMILES.
+CHARACTER = r"[\s\S]"
+SMILES = r"\[[^\]\s]+\]|%[0-9]{2}|Br|Cl|[\s\S]"
 
 
 def add_tokenizers(vocabulary: Vocabulary, folder: Path, languages: Sequence[str | None] = (None, None)) -> Vocabulary:
@@ -41,7 +44,8 @@ def add_tokenizers(vocabulary: Vocabulary, folder: Path, languages: Sequence[str
 def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: str) -> Tokenizer:
     """Return the tokenizer of one side.
 
-    Tokens that end with `@@` need BPE codes, tokens that begin with `▁` a SentencePiece model.
+    Tokens that end with `@@` need BPE codes, tokens that begin with `▁` a SentencePiece model. If every token is a
+    character and one is the space, or every token is part of a molecule, the tokens follow each other without spaces.
     """
     tokens = vocabulary.tokens(side)
     if any(token.endswith("@@") for token in tokens):
@@ -61,6 +65,8 @@ def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: st
         vocabulary.notes.append(
             f"No SentencePiece model was found next to the checkpoint: the {side} tokenizer expects segmented text."
         )
+    elif pattern := find_pattern(vocabulary, side):
+        return build_pattern_tokenizer(vocabulary, side, pattern)
     return build_word_tokenizer(vocabulary, side)
 
 
@@ -82,6 +88,25 @@ def find_sentencepiece(folder: Path, language: str, tokens: list[str]) -> "Sente
     named = [model for model in models if word.search(model.path.name)]
     known = set(tokens)
     return max(named or models, key=lambda model: sum(piece in known for piece, *_ in model.pieces), default=None)
+
+
+def find_pattern(vocabulary: Vocabulary, side: str) -> str | None:
+    """Return the pattern of the tokens, if texts are split without spaces; None for words."""
+    special = set(vocabulary.special_tokens(side).values())
+    tokens = [token for token in vocabulary.tokens(side) if token not in special]
+    if " " in tokens and all(len(token) == 1 for token in tokens):
+        return CHARACTER
+    has_atoms = any(re.fullmatch(r"\[[^\]\s]+\]", token) for token in tokens)
+    return SMILES if has_atoms and all(re.fullmatch(SMILES, token) for token in tokens) else None
+
+
+def build_pattern_tokenizer(vocabulary: Vocabulary, side: str, pattern: str) -> Tokenizer:
+    """Return a tokenizer that splits a text into the pattern's matches and joins tokens without spaces."""
+    unknown = vocabulary.special_tokens(side)["unk_token"]
+    tokenizer = Tokenizer(models.WordLevel(vocabulary.ids(side), unk_token=unknown))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return vocabulary.add_post_processor(tokenizer, side)
 
 
 def build_word_tokenizer(vocabulary: Vocabulary, side: str) -> Tokenizer:

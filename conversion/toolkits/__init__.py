@@ -10,6 +10,7 @@ from . import (
     joeynmt,
     marian,
     opennmt_py,
+    pytorch_seq2seq,
     sockeye,
     tensor2tensor,
     torch_nn_transformer,
