@@ -5,6 +5,7 @@ from ..toolkit import READERS, WRITERS
 from . import (
     annotated_transformer,
     ctranslate2,
+    eole,
     fairseq,
     hugging_face,
     joeynmt,
