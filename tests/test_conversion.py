@@ -23,7 +23,9 @@ SCORES = {
         ("fairseq", "fairseq-old", "hf-fsmt", "hf-marian", "marian", "marian-spm"),
         lambda total, length: total / length**0.6,
     ),
-    "opennmt-py": lambda total, length: total / ((5 + length + 1) / 6) ** 0.6,  # it counts <s> as well
+    **dict.fromkeys(
+        ("opennmt-py", "eole"), lambda total, length: total / ((5 + length + 1) / 6) ** 0.6  # they count <s> as well
+    ),
     "sockeye": lambda total, length: -total / length,
     **dict.fromkeys(GREEDY_ONLY, lambda total, length: total),
 }

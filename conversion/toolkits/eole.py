@@ -130,8 +130,8 @@ def read(path: Path, reasons: Reasons) -> Description:
 def read_vocabulary(folder: Path) -> Vocabulary:
     """Read vocab.json, which has the tokens of both sides and the names of the special tokens."""
     file = folder / "vocab.json"
-    content = read_json_object(file, "src", "tgt")
-    source, target = content["src"], content["tgt"]
+    content = read_json_object(file)
+    source, target = content.get("src"), content.get("tgt")
     if not all(isinstance(side, list) and all(isinstance(token, str) for token in side) for side in (source, target)):
         raise BrokenFileError(f"{file}: `src` and `tgt` must be lists of tokens")
     given: Mapping[str, Any] = content.get("specials") or {}
