@@ -36,6 +36,15 @@ SETTINGS = (
     "share_encoder_decoder_embeddings tie_word_embeddings"
 ).split()
 
+# What models of transformers have that this architecture does not, by `model_type`.
+MBART = "an mBART or BART model, which normalises its embeddings in a layer of their own"
+T5 = "a T5 model, which has relative positions and norms without a mean"
+OTHER_MODELS = {
+    **dict.fromkeys(("bart", "mbart", "mvp", "plbart"), MBART),
+    **dict.fromkeys(("t5", "mt5", "umt5", "longt5", "switch_transformers"), T5),
+    "m2m_100": "an M2M-100 or NLLB model: its layers are pre-norm, as in models of fairseq, which can be converted",
+}
+
 
 def import_checkpoint(path: Path, out: Path, name: str | None = None, logits: Path | None = None) -> None:
     """Convert a checkpoint of another toolkit to a model folder at `out`, which must be new.
@@ -120,7 +129,25 @@ def find_checkpoint(path: Path, name: str | None = None) -> tuple[Reader, Path]:
     for reader in readers:
         if reader.recognise_content and isinstance(content, dict) and reader.recognise_content(content):
             return reader, path
+    refuse_other_models(path.parent)
     raise InputError(f"{path} is not a checkpoint of {expected}")
+
+
+def refuse_other_models(folder: Path) -> None:
+    """Raise InputError for a folder with a model of a known other architecture."""
+    file = next(folder.glob("*.intgemm*.bin"), None)
+    if file is not None:
+        raise InputError(
+            f"{file} cannot be converted: it is a quantised student of Bergamot or Firefox, whose decoder is an SSRU, "
+            "not self-attention; convert the model.npz of its teacher"
+        )
+    kind = find_model_type(folder / "config.json")
+    if kind not in (None, MODEL_TYPE, "marian", "fsmt"):
+        what = OTHER_MODELS.get(kind, f"a model of type {kind!r}")
+        raise InputError(
+            f"{folder} cannot be converted: config.json describes {what}; of transformers' models, MarianMTModel "
+            "(OPUS-MT) and FSMT can be converted"
+        )
 
 
 def find_only_checkpoint(folder: Path, readers: Iterable[Reader], expected: str) -> Path:
@@ -130,6 +157,7 @@ def find_only_checkpoint(folder: Path, readers: Iterable[Reader], expected: str)
     if not candidates and find_model_type(folder / "config.json") == MODEL_TYPE:
         raise InputError(f"{folder} is already a model folder; --to FORMAT converts it to {', '.join(WRITERS)}")
     if not candidates:
+        refuse_other_models(folder)
         raise InputError(f"{folder}: no file in this folder has the name of a checkpoint of {expected}")
     if len(candidates) > 1:
         names = enumerate_names(file.name for file in candidates)

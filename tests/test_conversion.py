@@ -24,7 +24,8 @@ SCORES = {
         lambda total, length: total / length**0.6,
     ),
     **dict.fromkeys(
-        ("opennmt-py", "eole"), lambda total, length: total / ((5 + length + 1) / 6) ** 0.6  # they count <s> as well
+        ("opennmt-py", "eole"),
+        lambda total, length: total / ((5 + length + 1) / 6) ** 0.6,  # they count <s> as well
     ),
     "sockeye": lambda total, length: -total / length,
     **dict.fromkeys(GREEDY_ONLY, lambda total, length: total),

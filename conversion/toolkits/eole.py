@@ -30,6 +30,7 @@ NOTES = [
     "The source has no </s>.",
 ]
 SINUSOIDS = {"SinusoidalInterleaved": PAPER, "SinusoidalConcat": TENSOR2TENSOR}
+OTHER_POSITIONS = {"Rotary", "Alibi", "Relative"}
 PLACES = ("", "encoder.", "decoder.")  # of a setting inside `model`
 OFF = (
     "parallel_residual shared_layer_norm ffn_layernorm query_norm key_norm value_norm num_experts sliding_window "
@@ -77,6 +78,11 @@ def read(path: Path, reasons: Reasons) -> Description:
     model = read_json_object(path, "model")["model"]
     options = Options(flatten_options(model), reasons)
     options.require({"architecture": ("transformer",)})
+    for name in OTHER_POSITIONS & {options.get(f"{place}position_encoding_type") for place in (*PLACES, "embeddings.")}:
+        reasons.add_setting(f"its positions are {name}, inside the attention (supported: sinusoids)")
+    if any(str(options.get(place + "mlp_activation_fn")).startswith("gated-") for place in PLACES):
+        reasons.add_setting("its feed-forward layers have a gate (not supported)")
+    reasons.raise_if_any()
     options.require({place + name: values for place in PLACES for name, values in SUPPORTED.items()})
     options.require({}, " ".join(place + name for place in PLACES for name in OFF))
     for place in PLACES:
@@ -104,9 +110,6 @@ def read(path: Path, reasons: Reasons) -> Description:
         "norm_position": "pre",
         "layer_norm_eps": float(options.get("norm_eps", EPSILON)),
     }
-    if any(".up_proj." in name for name in tensors):
-        reasons.add_setting("the feed-forward layers have a gate (not supported)")
-        reasons.raise_if_any()
     source, *others = EMBEDDINGS
     rules = [Rule(find_first(tensors, name, *others, source), ours) for name, ours in EMBEDDINGS.items()]
     if "generator.bias" in tensors:

@@ -101,6 +101,8 @@ def read(path: Path, reasons: Reasons) -> Description:
     arrays = read_npz(path)
     text = read_configuration(path, arrays.pop(CONFIG, None))
     options = Options(parse_yaml(text, path), reasons, as_flags=True)
+    if options.get("transformer-decoder-autoreg") == "rnn":
+        reasons.add_setting("its decoder is an SSRU, as in students of Bergamot and Firefox, not self-attention")
     options.require(SUPPORTED, OFF)
     config = options.read_sizes(SIZES)
     final_norms = "n" in str(options.get("transformer-postprocess-top", ""))
