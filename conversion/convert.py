@@ -20,7 +20,7 @@ from vaswani_transformer.loading import enumerate_names, load_model
 from vaswani_transformer.model_folder import MODEL_TYPE, check_readable
 from vaswani_transformer.torch_translator import TorchTranslator
 
-from .build import build_model, save_model
+from .build import build_model, save_model, set_search
 from .checkpoint_files import create_folder, load_checkpoint, may_be_torch_save
 from .compare import compare_tokenizers, compare_with_toolkit
 from .folder import OurModel
@@ -36,6 +36,7 @@ SETTINGS = (
     "share_encoder_decoder_embeddings tie_word_embeddings"
 ).split()
 
+SEARCH = ("num_beams", "length_penalty", "early_stopping", "extra_length", "max_new_tokens", "min_new_tokens")
 # What models of transformers have that this architecture does not, by `model_type`.
 MBART = "an mBART or BART model, which normalises its embeddings in a layer of their own"
 T5 = "a T5 model, which has relative positions and norms without a mean"
@@ -46,21 +47,28 @@ OTHER_MODELS = {
 }
 
 
-def import_checkpoint(path: Path, out: Path, name: str | None = None, logits: Path | None = None) -> None:
+def import_checkpoint(
+    path: Path, out: Path, name: str | None = None, logits: Path | None = None, paper_search: bool = False
+) -> None:
     """Convert a checkpoint of another toolkit to a model folder at `out`, which must be new.
 
     name: the name of the checkpoint's toolkit, None to recognise it
     logits: see `compare_with_toolkit`
+    paper_search: keep the paper's settings of the search instead of the checkpoint's
     """
     reader, file = find_checkpoint(path, name)
     with create_folder(out) as folder, torch.inference_mode():
         description, model = read_model(reader, file)
+        if not paper_search:
+            set_search(model, description.search)
         save_model(description, model, folder, reader.name, file)
         check_result(folder, file)
         checks = [compare_with_toolkit(description, model, reader.name, file, logits)]
         checks += compare_tokenizers(description.vocabulary)
     print(f"{reader.name}: {model.num_parameters():,} parameters")
     print(f"settings that differ from the paper's: {list_differences_from_paper(model.config)}")
+    settings = model.generation_config.to_diff_dict()
+    print(f"search: {', '.join(f'{name}={settings[name]}' for name in SEARCH if settings.get(name) is not None)}")
     for note in description.all_notes():
         print(f"note: {escape_controls(note)}")
     print(*map(escape_controls, checks), sep="\n")

@@ -21,6 +21,7 @@ from transformers import FSMTForConditionalGeneration, MarianMTModel, MarianToke
 
 from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.model_folder import TOKENIZER_FILES, read_json_object
+from vaswani_transformer.search_vaswani_transformer import ONLY_IN_GENERATE
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
 from ..checkpoint_files import load_checkpoint, require_file
@@ -38,6 +39,7 @@ OFF = "normalize_before normalize_embedding add_final_layer_norm quantization_co
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu", "swish", "quick_gelu")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 PENALTY_NOTE = explain_penalty("transformers", "log P / L^length_penalty")
+DEFAULT_SEARCH = {"num_beams": 1, "length_penalty": 1.0, "early_stopping": False}  # of transformers
 LANGUAGE_CODE = re.compile(r">>.+<<")
 THEIR_SHARED = "model.shared.weight"
 ENCODER_EMBEDDING, DECODER_EMBEDDING = expand("model.{encoder,decoder}.embed_tokens.weight")
@@ -86,6 +88,32 @@ def read_model(
     return options, select_weights(weights, reasons), config | {"layer_norm_eps": EPSILON}
 
 
+def read_search(folder: Path, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings of `generate()` for our generation_config.json, and notes about those that it lacks.
+
+    Before transformers 4.27 they were in config.json.
+    """
+    file = folder / "generation_config.json"
+    settings = {name: value for name, value in options.items() if value is not None}
+    settings |= read_json_object(file) if file.exists() else {}
+    if not settings.get("num_beams"):  # no settings at all
+        return {}, []
+    search = {name: settings.get(name, default) for name, default in DEFAULT_SEARCH.items()}
+    search |= {name: settings[name] for name in ("max_new_tokens", "min_new_tokens") if settings.get(name)}
+    if "max_new_tokens" not in search and settings.get("max_length"):
+        search["max_new_tokens"] = settings["max_length"] - 1  # without the start token
+    words = settings.pop("bad_words_ids", None) or []
+    search["suppress_tokens"] = [word[0] for word in words if len(word) == 1]
+    settings.pop("forced_eos_token_id", None)  # the last token of an output that reaches its limit
+    lost = [
+        f"{name} {settings[name]}"
+        for name, neutral in ONLY_IN_GENERATE.items()
+        if settings.get(name) not in (None, neutral)
+    ]
+    lost += [f"bad_words_ids {word}" for word in words if len(word) > 1]
+    return search, [f"The search here does not have the checkpoint's {', '.join(lost)}."] if lost else []
+
+
 def make_layer_rules(config: Mapping[str, Any]) -> list[Rule]:
     """Return the rules of the layers: fairseq's names after `model.`."""
     return expand_layers(config, "model.{encoder,decoder}.layers.#.", LAYERS)
@@ -114,7 +142,8 @@ def read_fsmt(path: Path, reasons: Reasons) -> Description:
     tied = list(FSMT_EMBEDDINGS) if options.get("tie_word_embeddings", False) else []
     rules = [Rule(find_first(tensors, theirs, *tied), ours) for theirs, ours in FSMT_EMBEDDINGS.items()]
     rules += make_layer_rules(config)
-    notes = [PENALTY_NOTE, MOSES_NOTE]
+    search, lost = read_search(path.parent, options)
+    notes = [PENALTY_NOTE, MOSES_NOTE, *lost]
     tables = {rule.theirs: tensors[rule.theirs].clone() for rule in FSMT_TABLES if rule.theirs in tensors}
     for table in tables.values():
         table[OFFSET - 1] = TENSOR2TENSOR.table(OFFSET, config["d_model"])[-1]  # row 1, the padding's, is zeros
@@ -135,6 +164,7 @@ def read_fsmt(path: Path, reasons: Reasons) -> Description:
         TENSOR2TENSOR,
         unscaled=unscaled,
         notes=notes,
+        search=search,
         kept={"source_lang": source_lang, "target_lang": target_lang},
         reference=partial(compute_logits, FSMTForConditionalGeneration),
     )
@@ -177,6 +207,7 @@ def read_marian(path: Path, reasons: Reasons) -> Description:
     if ENCODER_EMBEDDING in tensors and DECODER_EMBEDDING in tensors:
         tensors.pop(THEIR_SHARED, None)  # saved although neither side uses it
     scaled = bool(options.get("scale_embedding", False))
+    search, lost = read_search(path.parent, options)
     return Description(
         tensors,
         rules,
@@ -184,7 +215,8 @@ def read_marian(path: Path, reasons: Reasons) -> Description:
         read_marian_vocabulary(path.parent, options, count_embeddings(tensors, rules)),
         CONCATENATED,
         unscaled=() if scaled else (SOURCE, TARGET),
-        notes=MARIAN_NOTES,
+        notes=[*MARIAN_NOTES, *lost],
+        search=search,
         kept={"config": dict(options), "scale_embedding": scaled},
         reference=partial(compute_logits, MarianMTModel),
     )
