@@ -134,8 +134,9 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     """Read vocab.json, which has the tokens of both sides and the names of the special tokens."""
     file = folder / "vocab.json"
     content = read_json_object(file)
-    source, target = content.get("src"), content.get("tgt")
-    if not all(isinstance(side, list) and all(isinstance(token, str) for token in side) for side in (source, target)):
+    sides: tuple[Any, Any] = (content.get("src"), content.get("tgt"))
+    source, target = sides
+    if not all(isinstance(side, list) and all(isinstance(token, str) for token in side) for side in sides):
         raise BrokenFileError(f"{file}: `src` and `tgt` must be lists of tokens")
     given: Mapping[str, Any] = content.get("specials") or {}
     start = content.get("decoder_start_token") or given.get("bos_token") or "<s>"
