@@ -203,8 +203,9 @@ def make_texts(vocabulary: Vocabulary) -> list[str]:
     """
     chance, words = random.Random(0), []
     special = {token for side in SIDES for token in vocabulary.special_tokens(side).values()}
+    special |= {token for side in SIDES for token in vocabulary.language_tokens(side)}
     for side in SIDES:
-        tokens = [token for token in vocabulary.tokens(side) if token not in special and not token.startswith(">>")]
+        tokens = [token for token in vocabulary.tokens(side) if token not in special]
         has_suffix = any(token.endswith("@@") for token in tokens)
         words.append([f"{token} ".replace("@@ ", "") if has_suffix else token.replace("▁", " ") for token in tokens])
     characters = sorted({character for side in words for token in side for character in token})

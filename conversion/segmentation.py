@@ -109,6 +109,11 @@ def build_pattern_tokenizer(vocabulary: Vocabulary, side: str, pattern: str) -> 
     return vocabulary.add_post_processor(tokenizer, side)
 
 
+def add_whole_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> None:
+    """Make tokens of the vocabulary stay whole in any text."""
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in tokens])
+
+
 def build_word_tokenizer(vocabulary: Vocabulary, side: str) -> Tokenizer:
     """Return a tokenizer that splits at spaces and maps each word to its id or to `<unk>`."""
     special = vocabulary.special_tokens(side)
@@ -118,6 +123,7 @@ def build_word_tokenizer(vocabulary: Vocabulary, side: str) -> Tokenizer:
     typed = "|".join(re.escape(token) for name, token in special.items() if name != "unk_token")
     tokenizer.normalizer = normalizers.Replace(Regex(rf"(?<!\S)({typed})(?!\S)"), unknown)
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    add_whole_tokens(tokenizer, vocabulary.language_tokens(side))
     return vocabulary.add_post_processor(tokenizer, side)
 
 
@@ -131,8 +137,9 @@ def build_bpe_tokenizer(
     """
     special = vocabulary.special_tokens(side)
     ids: dict[str, int] = {}
+    whole = vocabulary.language_tokens(side)
     for token, id in vocabulary.ids(side).items():
-        if separator is not None and token not in special.values():
+        if separator is not None and token not in special.values() and token not in whole:
             token = token.removesuffix(separator) if token.endswith(separator) else token + "</w>"
         ids[token] = id
     merges = list(dict.fromkeys(merges))
@@ -143,6 +150,7 @@ def build_bpe_tokenizer(
     )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.BPEDecoder(suffix="</w>")
+    add_whole_tokens(tokenizer, whole)
     return vocabulary.add_post_processor(tokenizer, side)
 
 
@@ -212,12 +220,12 @@ class SentencePieceModel:
             raise BrokenFileError(f"{path} is not a SentencePiece model: it has no pieces")
         return model
 
-    def build_tokenizer(self, vocabulary: Vocabulary, side: str, whole: Sequence[str] = ()) -> Tokenizer:
+    def build_tokenizer(self, vocabulary: Vocabulary, side: str) -> Tokenizer:
         """Return the tokenizer of one side, with the ids that the toolkit's vocabulary gives to the pieces.
 
         Pieces that are not in the vocabulary become aliases. The library returns a run of characters that the model
         lacks as one unknown piece; toolkits look that piece up too, so a token of the other side is found if such a run
-        is all of it.
+        is all of it. Language tokens stay whole in any text.
         """
         if self.kind not in (UNIGRAM, BPE):
             raise InputError(f"{self.path}: only SentencePiece's unigram and bpe models can become a tokenizer.json")
@@ -228,6 +236,7 @@ class SentencePieceModel:
             for piece, score, kind in self.pieces
             if kind in (NORMAL, USER_DEFINED, BYTE) and piece not in special.values()
         }
+        whole = [token for token in vocabulary.language_tokens(side) if token not in matchable]
         ids |= vocabulary.add_aliases(side, [piece for piece in matchable if piece not in ids])
         if self.kind == UNIGRAM:
             tokenizer = Tokenizer(self.build_unigram(ids, matchable, whole, vocabulary))
@@ -242,7 +251,7 @@ class SentencePieceModel:
             first_letters = "|".join(f"{re.escape(s[0])}(?={re.escape(s[1:])})" for s in sorted(symbols))
             tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(first_letters), "isolated")
         tokenizer.decoder = self.build_decoder()
-        tokenizer.add_tokens([AddedToken(token, normalized=False) for token in whole])
+        add_whole_tokens(tokenizer, whole)
         return vocabulary.add_post_processor(tokenizer, side)
 
     def make_reference(self, vocabulary: Vocabulary, side: str) -> Reference:

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.sentences_vaswani_transformer import LANGUAGE_TOKEN
 
 # Source texts may be longer than those a toolkit was trained on; the sinusoidal model has no limit.
 MODEL_MAX_LENGTH = 1024
@@ -120,6 +121,10 @@ class Vocabulary:
         if self.pad is None:
             ids[special["pad_token"]] = self.pad_id
         return ids
+
+    def language_tokens(self, side: str) -> list[str]:
+        """Return the tokens that name a language, which toolkits put in front of a segmented text."""
+        return [token for token in self.tokens(side) if LANGUAGE_TOKEN.fullmatch(token)]
 
     def add_aliases(self, side: str, pieces: Iterable[str]) -> dict[str, int]:
         """Give pieces that are not in the vocabulary ids after the toolkit's, and return these ids."""

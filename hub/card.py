@@ -52,6 +52,13 @@ def default_example(provenance: Provenance) -> str | None:
     return EXAMPLES.get(provenance.languages[0]) if provenance.languages else None
 
 
+def choose_language(translator: TorchTranslator, provenance: Provenance) -> str | None:
+    """Return the language of the example, None for a model without language tokens: the recorded one, or the first."""
+    names = translator.languages.names
+    recorded = provenance.languages[1] if provenance.languages else None
+    return recorded if recorded in names else next(iter(names), None)
+
+
 def write_card(
     repo_id: str, translator: TorchTranslator, provenance: Provenance, files: Files, *, example: str | None
 ) -> str:
@@ -82,6 +89,7 @@ def write_card(
         parameters=translator.model.num_parameters(),
         dtype=str(translator.model.dtype).removeprefix("torch."),
         search=translator.search,
+        language_tokens=translator.languages.tokens if translator.languages.are_needed else [],
         sizes={name: getattr(config, name) for name in SIZES if getattr(config, name) is not None},
         departures=departures(config),
         provenance=provenance,

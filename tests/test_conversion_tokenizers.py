@@ -3,15 +3,14 @@
 import io
 import json
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from golden import converted, golden
-from safetensors.torch import load_file, save_file
-from saved_model import ENGLISH, GERMAN, change_json
+from golden import converted, opus_folder
+from safetensors.torch import load_file
+from saved_model import ENGLISH, GERMAN
 from transformers import MarianTokenizer
 
 from conversion.__main__ import main
@@ -68,31 +67,6 @@ def test_a_typed_control_symbol_is_text():
         for typed in ("</s>", "a </s> b", "<EOS>", "<pad> </s>"):
             ids = checkpoint.tokenizer()(typed)["input_ids"]
             assert ids.count(eos) == 1 and ids[-1] == eos, (name, typed)
-
-
-def opus_folder(folder: Path, codes: list[str], two_vocabularies: bool) -> Path:
-    """Return a copy of a MarianMTModel that has language codes or separate vocabularies, as models of OPUS-MT have."""
-    shutil.copytree(golden("hf-marian"), folder)
-    source = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
-    tensors, shared = load_file(folder / "model.safetensors"), "model.shared.weight"
-    source |= {code: len(source) + n for n, code in enumerate(codes)}
-    tensors[shared] = torch.cat((tensors[shared], torch.ones(len(codes), tensors[shared].shape[1])))
-    bias = tensors["final_logits_bias"]
-    tensors["final_logits_bias"] = torch.cat((bias, torch.zeros(1, len(codes))), dim=1)
-    changes: dict[str, Any] = {"vocab_size": len(source), "decoder_vocab_size": len(source)}
-    if two_vocabularies:
-        words = [token for token in source if token not in ("</s>", "<unk>", "<pad>")]
-        target = source | {word: source[other] for word, other in zip(words, reversed(words), strict=True)}
-        (folder / "target_vocab.json").write_text(json.dumps(target), encoding="utf-8")
-        for side in ("encoder", "decoder"):
-            tensors[f"model.{side}.embed_tokens.weight"] = tensors[shared].clone()
-        tensors["lm_head.weight"] = tensors.pop(shared)
-        changes |= {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
-        change_json(folder / "tokenizer_config.json", separate_vocabs=True)
-    (folder / "vocab.json").write_text(json.dumps(source), encoding="utf-8")
-    change_json(folder / "config.json", **changes)
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    return folder
 
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")

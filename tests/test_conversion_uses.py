@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from conftest import write_lines
-from golden import Golden, converted, golden
+from golden import Golden, converted, golden, opus_folder
 from safetensors.torch import load_file
 from saved_model import change_json
 from training_child import TrainingProcess
+from transformers import MarianMTModel, MarianTokenizer
 
 from conversion.__main__ import main
 from vaswani_transformer import Translator
@@ -74,6 +75,44 @@ def test_fine_tuning_improves_the_score(name: str, tmp_path: Path):
         for folder in (checkpoint.folder, tuned)
     )
     assert after > before and losses[-1] < losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+@pytest.mark.parametrize("two_vocabularies", [False, True])
+def test_a_fine_tuned_model_of_opus_mt_returns_to_plain_transformers(two_vocabularies: bool, tmp_path: Path):
+    """MarianMTModel and MarianTokenizer load it, and find the same tokens, or with beam search others that score less.
+
+    transformers drops a finished hypothesis that is not among the best `num_beams` of its step.
+    """
+    pytest.importorskip("sentencepiece")
+    theirs = opus_folder(tmp_path / "theirs", [">>deu<<", ">>nld<<"], two_vocabularies)
+    main([str(theirs), str(tmp_path / "ours")])
+    checkpoint = Golden(theirs, tmp_path / "ours")
+    keys = {"learning_rate": 1e-3, "max_steps": 5, "validate_every": None, "validation": [], "length_penalty": 0.0}
+    tuned = fine_tuned(checkpoint, tmp_path, **keys)
+    main([str(tuned), str(tmp_path / "back"), "--to", "hf-marian"])
+
+    before, after = (load_file(folder / "model.safetensors") for folder in (theirs, tmp_path / "back"))
+    assert before.keys() == after.keys()
+    changed = [name for name in before if not torch.equal(before[name], after[name])]
+    assert len(changed) > len(before) // 2
+    marian: Any = MarianMTModel.from_pretrained(tmp_path / "back", local_files_only=True).eval()
+    tokenizer: Any = MarianTokenizer.from_pretrained(tmp_path / "back")
+    translator = Translator.from_pretrained(tuned, device="cpu")
+    for source in checkpoint.texts[0]:
+        batch = tokenizer(f">>deu<< {source}", return_tensors="pt")
+        for beams in (1, 4):
+            options = {"num_beams": beams, "length_penalty": 0.0, "max_new_tokens": 30}
+            expected = marian.generate(**batch, **options)[0, 1:].tolist()
+            ((best,),) = translator.find_hypotheses(source, target_language="deu", split_sentences=False, **options)
+            text = tokenizer.decode(expected, skip_special_tokens=True)
+            if beams == 1 or best.tokens == expected:
+                assert (best.tokens, best.text) == (expected, text)
+            else:
+                log_probabilities = marian(**batch, labels=torch.tensor([expected])).logits.log_softmax(-1)[0]
+                chosen = log_probabilities.gather(-1, torch.tensor(expected)[:, None])
+                assert best.score > chosen.sum().item() + 1e-4
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ from saved_model import ENGLISH, VOCABULARY, change_json, trained_model, trained
 
 from vaswani_transformer import SearchSettings, TorchTranslator, Translator
 from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.hub_files import find_folder
 from vaswani_transformer.loading import load_model, load_tokenizer
-from vaswani_transformer.model_folder import find_folder
 
 WEIGHTS = "model.safetensors"
 FILES = ["config.json", "generation_config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json"]

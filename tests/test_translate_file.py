@@ -171,6 +171,20 @@ WRAPPED = [
     ("Text.\n---\nMore\ntext.", ["Text.", "---", "More text."]),
     ("| a | b |\n|---|---|\n| c | d |", ["| a | b |", "|---|---|", "| c | d |"]),
     ("今天天气\n很好。", ["今天天气很好。"]),
+    (
+        "LS(1)    User Commands    LS(1)\n\nNAME\n    ls - list\nSYNOPSIS\n    ls [file]\nTEXT\n    one two three four five\n    six.",
+        [
+            "LS(1)    User Commands    LS(1)",
+            "",
+            "NAME",
+            "    ls - list",
+            "SYNOPSIS",
+            "    ls [file]",
+            "TEXT",
+            "    one two three four five six.",
+        ],
+    ),
+    ("* one two\n  three\nlong line of text\nmore", ["* one two three", "long line of text more"]),
     ("> quoted\n> lines\n\n\nEnd.", ["> quoted", "> lines", "", "", "End."]),
 ]
 
@@ -202,11 +216,27 @@ def test_a_wrapped_text_gives_a_line_for_each_paragraph(words, work, tmp_path):
     ],
 )
 def test_doubtful_translations_are_named(translation, text, is_cut, ratio, reasons):
-    assert find_reasons([11, 12, 13, 14, 15, 16, 2], translation, text, is_cut, ratio) == reasons
+    assert find_reasons([11, 12, 13, 14, 15, 16, 2], translation, "b", text, is_cut, ratio) == reasons
+
+
+@pytest.mark.parametrize(
+    "source, translation, missing",
+    [
+        ("%s of %d files", "%d Dateien von %s", []),
+        ("%s of %s files", "%s Dateien", ["%s"]),
+        ("%(name)s has {0} of {count}", "{0} von {count}", ["%(name)s"]),
+        ("%1$s, %5.2f, %lu, %-10s", "%1$s", ["%-10s", "%5.2f", "%lu"]),
+        ("File %1: ${HOME}, {}, @PREFIX@", "Datei", ["${HOME}", "%1", "@PREFIX@", "{}"]),
+        ("It is 100% sure, 5 % of a@b.org {", "Es ist sicher", []),
+    ],
+)
+def test_lost_placeholders_are_named(source, translation, missing):
+    reasons = find_reasons([5, 6, 2], [5, 7, 2], source, translation, False, None)
+    assert reasons == [f"the translation lacks {name}" for name in missing]
 
 
 def test_a_loop_that_the_source_has_is_no_doubt():
-    assert find_reasons([5] * 6 + [2], [7] * 6 + [2], "ha ha ha ha ha ha", False, None) == []
+    assert find_reasons([5] * 6 + [2], [7] * 6 + [2], "ha ha ha ha ha ha", "ha ha ha ha ha ha", False, None) == []
 
 
 def test_a_report_lists_doubtful_translations_and_changes_none(words, tmp_path, capsys, refused):

@@ -123,7 +123,7 @@ def measure_bleu(network: Network, corpora: Corpora, lowercase: bool) -> dict[st
 
     translator = TorchTranslator(model, corpora.tokenizer, corpora.target_tokenizer)
     sources, references = corpora.validation_sentences
-    translations = translator.translate(sources, split_sentences=False)
+    translations = translator.translate(sources, split_sentences=False, target_language="")
     return {"validation_bleu": corpus_bleu(translations, references, lowercase)}
 
 

@@ -20,10 +20,22 @@ from .doubts import Doubt
 from .errors import InputError
 from .exit import exit_cleanly
 from .lines import check_file, open_output, read_arriving_lines, read_lines, remove_line_breaks, unwrap_lines
-from .options import Backend, BatchTokens, Device, Dtype, LengthPenalty, NumBeams
+from .model_argument import find_model, find_onnx_model
+from .options import (
+    Backend,
+    BatchTokens,
+    Device,
+    DryRun,
+    Dtype,
+    LengthPenalty,
+    Model,
+    NumBeams,
+    Revision,
+    TargetLanguage,
+)
 from .programs import import_program, program_name
 from .translate_file import model_sha256, translate_file
-from .translator import Hypothesis, NotFiniteError, Translator, as_texts
+from .translator import Hypothesis, MissingLanguageError, NotFiniteError, Translator, as_texts
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -45,8 +57,6 @@ def check_picture(output: str) -> str:
     return output
 
 
-Model = Annotated[str, typer.Option(help="A model folder.")]
-Download = Annotated[bool, typer.Option("--download", help="Download --model from the Hub if it is a repository.")]
 Precision = Annotated[
     Literal["fp16", "int8", "int8-weights"] | None,
     typer.Option(help="ONNX file of a published model: int8 reads model_int8.onnx. Default: model.onnx."),
@@ -182,9 +192,11 @@ add_program(app, "evaluate", "Compute BLEU of a model's translations.", "trainin
 
 @app.command(help="Translate lines of text: one line in, one line out. With files, run it again to resume.")
 def translate(
+    context: typer.Context,
     model: Model,
     input: Annotated[str, typer.Option(help="A UTF-8 text file (.gz too), or - for stdin.")] = "-",
     output: Output = "-",
+    target_language: TargetLanguage = None,
     num_beams: NumBeams = None,
     length_penalty: LengthPenalty = None,
     early_stopping: Annotated[
@@ -233,8 +245,13 @@ def translate(
     backend: Backend = "torch",
     threads: Annotated[int | None, typer.Option(help="Threads of the ONNX backend on the CPU.")] = None,
     precision: Precision = None,
-    download: Download = False,
+    revision: Revision = None,
+    dry_run: DryRun = False,
 ) -> None:
+    if backend == "onnx":
+        folder = find_onnx_model(model, revision, dry_run, precision)
+    else:
+        folder = find_model(context, model, revision, dry_run)
     if input != "-" and output != "-" and Path(output).exists() and check_file(input).samefile(output):
         raise InputError(f"--output {output} is the input file; give another name")
     in_parts = Path(input).is_file() and output != "-" and (Path(output).is_file() or not Path(output).exists())
@@ -252,7 +269,7 @@ def translate(
     options = {"device": device, "dtype": dtype, "threads": threads, "precision": precision}
     if ranks > 1 and device is None and backend == "torch":
         options["device"] = device_of_process()
-    translator = load_translator(model, download, backend, **options)
+    translator = load_translator(folder, backend, **options)
     settings = translator.change_search(
         num_beams=num_beams,
         length_penalty=length_penalty,
@@ -263,6 +280,7 @@ def translate(
         num_return_sequences=num_return_sequences,
     )
     cut = {"max_source_length": max_source_length, "split_sentences": split_sentences}
+    cut |= {"target_language": target_language}
     counts: Counter[str] = Counter()
 
     def read(path: str | Path) -> Iterator[str]:
@@ -276,6 +294,8 @@ def translate(
             translations = translator.find_hypotheses(texts, **options, **cut, **vars(settings))
         except NotFiniteError as error:
             raise NotFiniteError(error.index, "line", first) from None
+        except MissingLanguageError as error:
+            raise MissingLanguageError(error.index, "line", error.reason, first) from None
         counts.update(doubt.reason.split(" has ")[0] for doubt in doubts)
         if report is not None:
             append_report(Path(report), doubts, first)
@@ -321,11 +341,11 @@ def warn_of_doubts(counts: Counter[str], report: str | None) -> None:
         typer.echo(f"warning: doubtful translations: {reasons}; {where}", err=True)
 
 
-def load_translator(model: str, download: bool, backend: Any = "torch", **options: Any) -> Any:
-    """Load the Translator that --model names; the network is only used with --download. Raises InputError."""
+def load_translator(folder: Path, backend: Any = "torch", **options: Any) -> Any:
+    """Load the Translator of a command."""
     if backend == "torch":
         quiet_transformers()
-    return Translator.from_pretrained(model, backend=backend, local_files_only=not download, **options)
+    return Translator.from_pretrained(folder, backend=backend, local_files_only=True, **options)
 
 
 def quiet_transformers() -> None:
@@ -363,10 +383,12 @@ def score_lines(hypotheses: list[Hypothesis], number: int | None) -> Iterator[by
 
 @app.command(help="Score given translations. Prints the log-probability of each, a tab, and its number of tokens.")
 def score(
+    context: typer.Context,
     model: Model,
     source: Annotated[str, typer.Option(help="A UTF-8 text file (.gz too).")],
     target: Annotated[str, typer.Option(help="Its translation, line by line; - for stdin.")],
     output: Output = "-",
+    target_language: TargetLanguage = None,
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Print JSON lines with the log-probability of each token.")
     ] = False,
@@ -374,18 +396,21 @@ def score(
     progress: Progress = None,
     device: Device = None,
     dtype: Dtype = None,
-    download: Download = False,
+    revision: Revision = None,
+    dry_run: DryRun = False,
 ) -> None:
+    folder = find_model(context, model, revision, dry_run)
     sources, targets = list(read_lines(source)), list(read_lines(target))
     if len(sources) != len(targets):
         raise InputError(f"{source} has {len(sources)} lines, {target} has {len(targets)}; they must be parallel")
     if progress is None:
         progress = shows_progress_by_default(target, output)
     with open_output(output) as out:
-        translator = load_translator(model, download, device=device, dtype=dtype)
+        translator = load_translator(folder, device=device, dtype=dtype)
         from .attention_maps import token_labels
 
-        for forced in translator.score(sources, targets, batch_tokens=batch_tokens, progress=progress):
+        options = {"batch_tokens": batch_tokens, "target_language": target_language, "progress": progress}
+        for forced in translator.score(sources, targets, **options):
             line = f"{forced.total:.6f}\t{len(forced.tokens)}"
             if tokens:
                 fields = {
@@ -409,6 +434,7 @@ add_program(app, "space", "Write a Space for a model on the Hub.", "hub", subcom
 
 @plot_app.command("attention", help="Draw attention weights of a translation as heat maps.")
 def plot_attention(
+    context: typer.Context,
     model: Model,
     source: Annotated[str, typer.Option(help="The sentence.")],
     output: Picture,
@@ -416,13 +442,17 @@ def plot_attention(
     kind: Annotated[Literal["cross", "encoder", "decoder"], typer.Option(help="The attention to draw.")] = "cross",
     layer: Annotated[int | None, typer.Option(help="Layer, from 1; 0: all layers; default: the last.")] = None,
     head: Annotated[int | None, typer.Option(help="Head, from 1; 0: mean of all heads; default: all heads.")] = None,
-    download: Download = False,
+    target_language: TargetLanguage = None,
+    revision: Revision = None,
+    dry_run: DryRun = False,
 ) -> None:
     from .attention_maps import attention_maps
     from .pictures import attention_figure, new_figure
 
     new_figure()  # report a missing matplotlib before the model is loaded
-    translator = load_translator(model, download, device="cpu", dtype="float32")
+    folder = find_model(context, model, revision, dry_run)
+    translator = load_translator(folder, device="cpu", dtype="float32")
+    (source,) = translator.add_language([source], target_language, "source")
     maps = attention_maps(translator.model, translator.tokenizer, source, target, translator.target_tokenizer)
     save_picture(attention_figure(maps, kind, layer, head), output)
 
@@ -448,11 +478,19 @@ def plot_curve(
     save_picture(curve_figure(read_curves(Path(run) / "metrics.jsonl")), output)
 
 
-@app.command(help="Describe machine and installation; check a model folder.")
-def doctor(model: Annotated[str | None, typer.Option(help="A model folder to check.")] = None) -> None:
+@app.command(help="Describe machine and installation; check a model.")
+def doctor(
+    context: typer.Context,
+    model: Annotated[
+        str | None, typer.Argument(help="A model to check: a folder, owner/name on the Hub, or a checkpoint.")
+    ] = None,
+    revision: Revision = None,
+    dry_run: DryRun = False,
+) -> None:
+    folder = None if model is None else find_model(context, model, revision, dry_run)
     from .doctor import environment_lines, model_lines
 
-    of_model = [] if model is None else model_lines(load_translator(model, download=False), Path(model))
+    of_model = [] if folder is None else model_lines(load_translator(folder), folder)
     for line in chain(environment_lines(), of_model):
         typer.echo(line)
 

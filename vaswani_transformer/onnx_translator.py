@@ -17,9 +17,10 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from .errors import BrokenFileError, InputError, UnavailableError, as_input_errors, one_line, out_of_memory
-from .model_folder import ONNX, ModelFolder, check_graph, check_readable, find_folder
+from .hub_files import find_folder
+from .model_folder import ONNX, ModelFolder, check_graph, check_readable
 from .search_vaswani_transformer import SearchSettings, check_number
-from .sentences_vaswani_transformer import choose_cleaning
+from .sentences_vaswani_transformer import LanguageTokens, choose_cleaning
 from .translator import Hypothesis, Translator, pad_rows
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # ONNX Runtime 1.31 collects and sends usage data by default
@@ -52,6 +53,7 @@ class OnnxTranslator(Translator):
         self.search, self.trained_length = search or SearchSettings(), trained_length
         self.load_arguments: tuple[Any, ...] | None = None  # of from_pretrained
         self.target_tokenizer, self.clean = target_tokenizer or tokenizer, choose_cleaning(tokenizer.normalizer)
+        self.languages = LanguageTokens(tokenizer)
         self.vocabulary: int = config["vocab_size"]
         self.pad: int = config["pad_token_id"]
         self.positions: int | None = config.get("max_position_embeddings")

@@ -16,11 +16,12 @@ from transformers import PreTrainedTokenizerFast
 from .beam_search import beam_search
 from .cached_decoder import CachedDecoder
 from .errors import InputError, as_input_errors
+from .hub_files import find_folder
 from .loading import load_model, wrap_tokenizer
-from .model_folder import ModelFolder, find_folder
+from .model_folder import ModelFolder
 from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration, target_vocab_size
 from .search_vaswani_transformer import SearchSettings, check_number, refuse_settings_of_generate
-from .sentences_vaswani_transformer import TARGET_TOKENIZER, choose_cleaning
+from .sentences_vaswani_transformer import TARGET_TOKENIZER, LanguageTokens, choose_cleaning
 from .translator import (
     LARGEST_COUNT,
     LOGITS_PER_TOKEN,
@@ -84,6 +85,7 @@ class TorchTranslator(Translator):
             )
         self.model, self.tokenizer, self.target_tokenizer = model, tokenizer, target_tokenizer or tokenizer
         self.clean = choose_cleaning(tokenizer.backend_tokenizer.normalizer)
+        self.languages = LanguageTokens(tokenizer.backend_tokenizer)
         settings = model.generation_config.to_dict()
         with as_input_errors():
             refuse_settings_of_generate(settings)
@@ -147,10 +149,12 @@ class TorchTranslator(Translator):
         targets: str | Sequence[str],
         *,
         batch_tokens: int = 8192,
+        target_language: str | None = None,
         progress: bool = False,
     ) -> list[ForcedDecoding]:
         """Compute the log-probability of every token of given translations (forced decoding); no text is split.
 
+        target_language: as in `find_hypotheses`
         Raises InputError if the numbers of texts differ or a text has more tokens than 5,000 or the model's positions,
         and NotFiniteError naming the translation with a log-probability that is not finite.
         """
@@ -161,7 +165,8 @@ class TorchTranslator(Translator):
             batch_tokens = check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
         if not sources:
             return []
-        source_ids = cast(list[list[int]], self.tokenizer(list(map(self.clean, sources)), verbose=False)["input_ids"])
+        sources = self.add_language(list(map(self.clean, sources)), target_language, "source")
+        source_ids = cast(list[list[int]], self.tokenizer(sources, verbose=False)["input_ids"])
         target_ids = cast(list[list[int]], self.target_tokenizer(text_target=targets, verbose=False)["input_ids"])
         for kind, side in (("source", source_ids), ("target", target_ids)):
             for number, ids in enumerate(side, start=1):

@@ -19,7 +19,14 @@ from .doubts import Doubt, find_reasons
 from .errors import BrokenFileError, InputError, as_input_errors
 from .lines import check_unicode
 from .search_vaswani_transformer import SearchSettings, check_number
-from .sentences_vaswani_transformer import check_sentences, join_texts, source_limit, split_text
+from .sentences_vaswani_transformer import (
+    LanguageTokens,
+    MissingLanguage,
+    check_sentences,
+    join_texts,
+    source_limit,
+    split_text,
+)
 
 if TYPE_CHECKING:  # imported where they are used: either backend works without the other
     from .onnx_translator import OnnxTranslator
@@ -60,6 +67,14 @@ class NotFiniteError(BrokenFileError):
         self.index = index
 
 
+class MissingLanguageError(InputError):
+    """A text has no language token, and the model needs one. index, kind, first: as above"""
+
+    def __init__(self, index: int, kind: str, reason: str, first: int = 1):
+        super().__init__(f"{kind} {first + index} has {reason}")
+        self.index, self.reason = index, reason
+
+
 NOTHING = Hypothesis("", 0.0, [])  # the translation of what is only copied
 
 
@@ -87,6 +102,7 @@ class Translator(ABC):
     positions: int | None  # number of learned positions; None: no maximum
     pad: int
     target_vocabulary: int  # number of the decoder's tokens
+    languages: LanguageTokens  # of the source tokenizer
     clean: Callable[[str], str]  # what the source tokenizer needs before a text is tokenized: see choose_cleaning
 
     @overload
@@ -142,6 +158,21 @@ class Translator(ABC):
         with as_input_errors():
             return replace(self.search, **changes)
 
+    def add_language(self, texts: Sequence[str], language: str | None, kind: str = "text") -> list[str]:
+        """Put the token of the language in front of texts that begin with none; each must be one sentence.
+
+        language: as `target_language` of `find_hypotheses`.  kind: of the texts, for errors
+        """
+        with as_input_errors():
+            prefix = self.languages.prefix(language)
+        added = []
+        for index, text in enumerate(texts):
+            begins = self.languages.begins(text) or not text.strip()
+            if prefix is None and not begins:
+                raise MissingLanguageError(index, kind, self.languages.missing())
+            added.append(text if begins else f"{prefix}{text}")
+        return added
+
     @abstractmethod
     def _encode(self, text: str) -> tuple[list[int], list[int]]:
         """Return token ids, ending in </s>, and the character offset at which each begins."""
@@ -183,6 +214,7 @@ class Translator(ABC):
         batch_tokens: int = 8192,
         max_source_length: int | None = None,
         split_sentences: bool = True,
+        target_language: str | None = None,
         progress: bool = False,
         doubts: list[Doubt] | None = None,
         warn_ratio: float | None = None,
@@ -197,26 +229,34 @@ class Translator(ABC):
         split_sentences: translate the sentences of a text one by one, as models are trained. What stands between them
             is copied: white space, line breaks, bullets, rules. False splits only lines that are longer than
             max_source_length.
+        target_language: of a model with language tokens such as >>deu<<, "deu" or the token itself, which is put in
+            front of every sentence. A text that begins with a token, or has one at the beginning of a line, keeps it.
+            None refuses texts without a token if the model has several; "" translates them without one.
         progress: show progress bars on stderr.
         doubts: a list to which the parts with a doubtful best translation are added: empty, a loop, a cut sentence.
         warn_ratio: also those with fewer target than source tokens times this number.
         search: changes of the settings in generation_config.json, such as `num_beams=8`: fields of SearchSettings.
 
         Returns at most `num_return_sequences` hypotheses (default: 1) and at least one for each text, in order. Raises
-        InputError, and NotFiniteError naming the text whose translations have no finite score.
+        InputError, MissingLanguageError naming the text, and NotFiniteError if its translations have no finite score.
         """
         texts = as_texts(texts, "text")
         settings = self.change_search(**search)
         with as_input_errors():
             limit = source_limit(max_source_length, self.trained_length, self.positions, split_sentences)
             batch_tokens = check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
+            self.languages.prefix(target_language)  # raises ValueError for an unknown language
 
         parts: list[Part] = []
         with show_progress(progress, "splitting") as advance:
             for number, text in enumerate(texts):
-                for piece in split_text(text, limit, self._encode, split_sentences, self.clean):
-                    parts.append(Part(number, piece.ids, piece.copied, piece.text, piece.is_cut))
-                    advance(1)
+                cut = (limit, self._encode, split_sentences, self.clean, self.languages, target_language)
+                try:
+                    for piece in split_text(text, *cut):
+                        parts.append(Part(number, piece.ids, piece.copied, piece.text, piece.is_cut))
+                        advance(1)
+                except MissingLanguage as error:
+                    raise MissingLanguageError(number, "text", str(error)) from None
         found: list[list[Hypothesis]] = [[] for _ in parts]
         sources = [i for i, part in enumerate(parts) if part.source]
         shortest = self.target_vocabulary // LOGITS_PER_TOKEN
@@ -237,7 +277,7 @@ class Translator(ABC):
             translations[part.text_index] = join_hypotheses(so_far, part.copied, hypotheses)
             if doubts is not None and part.source:
                 best = hypotheses[0]
-                reasons = find_reasons(part.source, best.tokens, best.text, part.is_cut, warn_ratio)
+                reasons = find_reasons(part.source, best.tokens, part.text, best.text, part.is_cut, warn_ratio)
                 doubts += [Doubt(part.text_index, reason, part.text, best.text) for reason in reasons]
         return translations
 

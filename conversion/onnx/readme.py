@@ -5,10 +5,11 @@ from pathlib import Path
 from string import Template
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.model_folder import read_json_object
-from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER, LanguageTokens
 
 from .single_graph import default_inputs
 
@@ -44,7 +45,13 @@ def write_readme(
     weights = " Its weights are in `model.onnx.data`, which must be in the same folder."
     # model_text.onnx returns only the best translation.
     text_settings = {name: value for name, value in settings.items() if name != "num_return_sequences"}
+    languages = LanguageTokens(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    token = f"{languages.tokens[0]} " if languages.are_needed else ""
+    tagged = f'[piece and f"{token}{{piece}}" for piece in pieces[::2]]  # the language token in front of each'
     values = {
+        "token": token,
+        "language_note": describe_tokens(languages),
+        "sentences": tagged if token else "pieces[::2]",
         "languages": describe_languages(model_folder),
         "precision": precision,
         "define_settings": write_settings(settings),
@@ -64,6 +71,17 @@ def write_readme(
     names = ["README", if_exists("model_text.onnx", "README.text", ""), "README.attention" if attention else ""]
     templates = (Template((HERE / f"{name}.template").read_text(encoding="utf-8")) for name in names if name)
     return "".join(template.substitute(values) for template in templates)
+
+
+def describe_tokens(languages: LanguageTokens) -> str:
+    """Return a paragraph about the language tokens of the sources, or nothing."""
+    if not languages.are_needed:
+        return ""
+    tokens = ", ".join(f"`{token}`" for token in languages.tokens)
+    return (
+        "Every sentence begins with a token that names the language of its translation; the tokenizer makes one id of "
+        f"it. The model has {tokens}.\n\n"
+    )
 
 
 def describe_languages(model_folder: Path) -> str:

@@ -7,7 +7,6 @@ FSMT: fairseq's WMT19 models. Positions as in fairseq, from 2; the file contains
 that table with the other weights. A table that no longer matches the formula becomes a learned one.
 """
 
-import re
 import shutil
 from collections.abc import Mapping
 from functools import partial
@@ -40,7 +39,6 @@ ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu", "swish", "quick_gelu")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 PENALTY_NOTE = explain_penalty("transformers", "log P / L^length_penalty")
 DEFAULT_SEARCH = {"num_beams": 1, "length_penalty": 1.0, "early_stopping": False}  # of transformers
-LANGUAGE_CODE = re.compile(r">>.+<<")
 THEIR_SHARED = "model.shared.weight"
 ENCODER_EMBEDDING, DECODER_EMBEDDING = expand("model.{encoder,decoder}.embed_tokens.weight")
 MARIAN_NOTES = [
@@ -242,8 +240,7 @@ def read_marian_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[
             vocabulary.notes.append(f"There is no {side} tokenizer: {model.name} is missing.")
             continue
         vocabulary.files.append(model)
-        codes = [token for token in vocabulary.tokens(side) if LANGUAGE_CODE.fullmatch(token)]
-        vocabulary.tokenizers[side] = SentencePieceModel.read(model).build_tokenizer(vocabulary, side, codes)
+        vocabulary.tokenizers[side] = SentencePieceModel.read(model).build_tokenizer(vocabulary, side)
         vocabulary.references[side] = Reference("MarianTokenizer", partial(encode_as_marian, folder, side))
     return vocabulary
 

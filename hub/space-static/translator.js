@@ -1,6 +1,6 @@
 // Translates sentences with model.onnx, which holds encoder, decoder and beam search.
 import * as ort from "./vendor/ort.wasm.min.mjs";
-import { defaultSourceLimit, splitText } from "./sentences.js";
+import { defaultSourceLimit, languageTokens, splitText, takeLanguage } from "./sentences.js";
 import { ByteLevelBPE } from "./tokenizer.js";
 
 const NO_LIMIT = 1_000_000; // as a lookahead: "never"
@@ -18,6 +18,7 @@ export class Translator {
     this.minNewTokens = generationConfig.min_new_tokens ?? 0;
     // onnxruntime-web hides inputs that have defaults: `export onnx --no-defaults` lets the page choose.
     this.hasSettings = session.inputNames.includes("num_beams");
+    this.languages = languageTokens(tokenizer.symbols.keys());
     this.limit = defaultSourceLimit(generationConfig.max_source_length, config.max_position_embeddings);
   }
 
@@ -46,9 +47,16 @@ export class Translator {
     return new Translator(session, tokenizer, config, generationConfig, about);
   }
 
-  /** Return the sentences of a text, and what is copied before each; those beyond the model's limit are cut. */
-  split(text) {
-    return splitText(text, this.limit, (part) => this.tokenizer.encode(part).starts, this.tokenizer.keepsInvisible);
+  /**
+   * Return the sentences of a text, and what is copied before each; those beyond the model's limit are cut. language: the
+   * token in front of each, if the text does not begin with one.
+   */
+  split(text, language) {
+    const { prefix, rest } = takeLanguage(text, this.languages, language);
+    const starts = (part) =>
+      this.tokenizer.encode(prefix + part).starts.map((start) => Math.max(0, start - prefix.length));
+    const pieces = splitText(rest, this.limit, starts, this.tokenizer.keepsInvisible);
+    return pieces.map(({ copied, sentence }) => ({ copied, sentence: sentence && prefix + sentence }));
   }
 
   /**
