@@ -10,14 +10,16 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from .alignments import Span, attention_of_heads, default_heads, token_spans
 from .errors import BrokenFileError, InputError, UnavailableError, as_input_errors, one_line, out_of_memory
-from .model_folder import ONNX, ModelFolder, check_graph, check_readable, find_folder
+from .model_folder import ONNX, AlignmentHead, ModelFolder, check_graph, check_readable, find_folder
 from .search_vaswani_transformer import SearchSettings, check_number
 from .sentences_vaswani_transformer import choose_cleaning
 from .translator import Hypothesis, Translator, pad_rows
@@ -25,6 +27,7 @@ from .translator import Hypothesis, Translator, pad_rows
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # ONNX Runtime 1.31 collects and sends usage data by default
 
 PRECISIONS = ("fp16", "int8", "int8-weights")
+RESULTS, ATTENTION = ("sequences", "scores"), "cross_attentions"  # outputs of a graph; the last one is optional
 # The graph's value of max_new_tokens where the setting is None.
 NO_COMMON_LIMIT = 0
 
@@ -40,6 +43,7 @@ class OnnxTranslator(Translator):
         target_tokenizer: Tokenizer | None = None,
         search: SearchSettings | None = None,
         trained_length: int | None = None,
+        alignment_heads: list[AlignmentHead] | None = None,
     ):
         """Use an open session.
 
@@ -47,6 +51,7 @@ class OnnxTranslator(Translator):
         target_tokenizer: the tokenizer of the decoder's vocabulary, if it has its own
         search: default settings of the search; None for the paper's
         trained_length: number of tokens of the longest source sentence in training, if known
+        alignment_heads: the heads that align words; None for a default
         """
         self.session, self.tokenizer, self.config = session, tokenizer, config
         self.search, self.trained_length = search or SearchSettings(), trained_length
@@ -54,6 +59,8 @@ class OnnxTranslator(Translator):
         self.target_tokenizer, self.clean = target_tokenizer or tokenizer, choose_cleaning(tokenizer.normalizer)
         self.vocabulary: int = config["vocab_size"]
         self.pad: int = config["pad_token_id"]
+        self.end: int = config["eos_token_id"]
+        self.alignment_heads = alignment_heads
         self.positions: int | None = config.get("max_position_embeddings")
         self.target_vocabulary: int = config.get("decoder_vocab_size") or self.vocabulary
 
@@ -93,7 +100,15 @@ class OnnxTranslator(Translator):
                     f"{graph} has {field} {sizes[field]}, but {path / 'config.json'} has {size}: "
                     "graph and config do not belong together"
                 )
-        translator = cls(session, tokenizer, folder.config, target_tokenizer, search, folder.trained_length)
+        translator = cls(
+            session,
+            tokenizer,
+            folder.config,
+            target_tokenizer,
+            search,
+            folder.trained_length,
+            folder.alignment_heads,
+        )
         translator.folder, translator.load_arguments = path, (path.absolute(), device, threads, precision)
         # Warm up: the first call allocates memory and, on a GPU, selects kernels.
         try:
@@ -116,9 +131,14 @@ class OnnxTranslator(Translator):
         num_return_sequences). Raises InputError naming the row with invalid ids: ONNX Runtime would read -1 as the last
         row of the embedding.
         """
+        sequences, scores = self._run(self._inputs(input_ids, attention_mask, search), RESULTS)
+        return sequences, scores
+
+    def _inputs(self, input_ids: Any, attention_mask: Any, search: dict[str, Any]) -> dict[str, np.ndarray]:
+        """Return the inputs of the graph; arguments as in `generate`."""
         input_ids, mask = self._check_batch(input_ids, attention_mask)
         ids_and_mask = {"input_ids": input_ids.astype(np.int64), "attention_mask": mask.astype(np.int64)}
-        return self._run(ids_and_mask | graph_inputs(self.change_search(**search)))
+        return ids_and_mask | graph_inputs(self.change_search(**search))
 
     def _check_batch(self, input_ids: Any, attention_mask: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return ids and mask as arrays. Raises InputError naming an invalid row."""
@@ -152,8 +172,11 @@ class OnnxTranslator(Translator):
             raise TypeError("an OnnxTranslator can be pickled only if from_pretrained loaded it")
         return type(self).from_pretrained, self.load_arguments
 
-    def _run(self, inputs: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Run one batch. Ids are copied to the GPU if there is one; scalars determine shapes and stay on the CPU."""
+    def _run(self, inputs: dict[str, np.ndarray], outputs: tuple[str, ...]) -> list[np.ndarray]:
+        """Run one batch and return these outputs.
+
+        Ids are copied to the GPU if there is one; scalars determine shapes and stay on the CPU.
+        """
         import onnxruntime
 
         binding = self.session.io_binding()
@@ -162,11 +185,10 @@ class OnnxTranslator(Translator):
             place = ("cuda", int(cuda["device_id"])) if cuda is not None and array.ndim else ("cpu", 0)
             value = onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), *place)
             binding.bind_ortvalue_input(name, value)
-        for name in ("sequences", "scores"):
+        for name in outputs:
             binding.bind_output(name, "cpu")
         self.session.run_with_iobinding(binding)
-        sequences, scores = binding.copy_outputs_to_cpu()
-        return sequences, scores
+        return binding.copy_outputs_to_cpu()
 
     def description(self) -> str:
         return f"{self.vocabulary:,} source tokens, {self.session.get_providers()[0]}"
@@ -178,11 +200,45 @@ class OnnxTranslator(Translator):
     def _decode(self, tokens: list[int]) -> str:
         return self.target_tokenizer.decode(tokens, skip_special_tokens=True)
 
-    def _search(self, batches: Iterable[list[list[int]]], settings: SearchSettings) -> Iterator[list[list[Hypothesis]]]:
+    def _source_spans(self, text: str) -> list[Span | None]:
+        return token_spans(self.tokenizer.encode(text))
+
+    def _search(
+        self, batches: Iterable[list[list[int]]], settings: SearchSettings, alignments: bool
+    ) -> Iterator[list[list[Hypothesis]]]:
+        if alignments:
+            self._check_attention(settings)
         for sources in batches:
             input_ids, mask = map(np.array, pad_rows(sources, self.pad))
-            sequences, scores = self.generate(input_ids, mask, **vars(settings))
-            yield self._hypotheses(sequences.tolist(), scores.tolist())
+            outputs = (*RESULTS, ATTENTION) if alignments else RESULTS
+            sequences, scores, *attention = self._run(self._inputs(input_ids, mask, vars(settings)), outputs)
+            found = self._hypotheses(sequences.tolist(), scores.tolist())
+            for weights in attention:  # (batch, layers, heads, length, source)
+                found = [
+                    [
+                        replace(best, attention=self._of_heads(of_row[:, :, : len(best.tokens), : len(source)]))
+                        for best in hypotheses
+                    ]
+                    for hypotheses, of_row, source in zip(found, weights, sources, strict=True)
+                ]
+            yield found
+
+    def _check_attention(self, settings: SearchSettings) -> None:
+        """Raise InputError unless the graph returns the attention of the translations."""
+        if ATTENTION not in {output.name for output in self.session.get_outputs()}:
+            raise InputError(
+                "the ONNX graph has no output cross_attentions, which alignments need; export the model with "
+                "`vaswani-transformer export onnx MODEL NEW_FOLDER --attention`, or use the torch backend"
+            )
+        if settings.num_return_sequences > 1:
+            raise InputError(
+                f"num_return_sequences is {settings.num_return_sequences}, but an ONNX graph returns the attention of "
+                "the best translation only; use the torch backend for alignments of others"
+            )
+
+    def _of_heads(self, attention: np.ndarray) -> np.ndarray:
+        heads = self.alignment_heads or default_heads(*attention.shape[:2])
+        return attention_of_heads(attention, heads)
 
 
 def graph_inputs(settings: SearchSettings) -> dict[str, np.ndarray]:

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from .alignments import (
+    AlignedPart,
+    Alignment,
+    HeadScores,
+    Reference,
+    Span,
+    align_text,
+    attention_by_step,
+    attention_of_heads,
+    choose_heads,
+    default_heads,
+    token_spans,
+    word_probabilities,
+)
+from .attention_maps import using_eager_attention
 from .beam_search import beam_search
 from .cached_decoder import CachedDecoder
 from .errors import InputError, as_input_errors
 from .loading import load_model, wrap_tokenizer
-from .model_folder import ModelFolder, find_folder
+from .model_folder import AlignmentHead, ModelFolder, find_folder, parse_alignment_heads, read_json_object, write_json
 from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration, target_vocab_size
 from .search_vaswani_transformer import SearchSettings, check_number, refuse_settings_of_generate
 from .sentences_vaswani_transformer import TARGET_TOKENIZER, choose_cleaning
@@ -88,8 +105,10 @@ class TorchTranslator(Translator):
         with as_input_errors():
             refuse_settings_of_generate(settings)
             self.search = SearchSettings.from_generation_config(settings)
+            self.alignment_heads = parse_alignment_heads(settings, vars(model.config))
         self.trained_length = settings.get("max_source_length")
         self.positions, self.pad = model.config.learned_positions, cast(int, model.config.pad_token_id)
+        self.end = cast(int, model.config.eos_token_id)
         self.target_vocabulary = target_vocab_size(model.config)
 
     @classmethod
@@ -132,14 +151,58 @@ class TorchTranslator(Translator):
     def _decode(self, tokens: list[int]) -> str:
         return cast(str, self.target_tokenizer.decode(tokens, skip_special_tokens=True))
 
-    def _search(self, batches: Iterable[list[list[int]]], settings: SearchSettings) -> Iterator[list[list[Hypothesis]]]:
+    def _source_spans(self, text: str) -> list[Span | None]:
+        return self._spans(self.tokenizer, text)
+
+    def _spans(self, tokenizer: PreTrainedTokenizerFast, text: str) -> list[Span | None]:
+        (encoding,) = cast(Any, tokenizer([text], verbose=False)).encodings
+        return token_spans(encoding)
+
+    def _alignment_heads(self) -> Sequence[AlignmentHead]:
+        config = self.model.config
+        return self.alignment_heads or default_heads(config.decoder_layers, config.decoder_attention_heads)
+
+    def _search(
+        self, batches: Iterable[list[list[int]]], settings: SearchSettings, alignments: bool
+    ) -> Iterator[list[list[Hypothesis]]]:
         decoder = CachedDecoder(self.model)  # copies weights, which the model may change before the next call
         for sources in batches:
             batch = self._batch(sources)
             with torch.inference_mode():
                 found = beam_search(self.model, batch["input_ids"], batch["attention_mask"], settings, decoder)
             sequences, scores = (tensor.tolist() for tensor in found)
-            yield self._hypotheses(sequences, scores)
+            hypotheses = self._hypotheses(sequences, scores)
+            yield self._with_attention(sources, hypotheses) if alignments else hypotheses
+
+    def _with_attention(self, sources: list[list[int]], found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+        """Return the hypotheses of each source with the attention of their tokens."""
+        pairs = [
+            (source, best.tokens) for source, hypotheses in zip(sources, found, strict=True) for best in hypotheses
+        ]
+        if not pairs:
+            return found
+        attention = iter(self._attention(*map(list, zip(*pairs, strict=True))))
+        heads = self._alignment_heads()
+        return [
+            [replace(hypothesis, attention=attention_of_heads(next(attention), heads)) for hypothesis in hypotheses]
+            for hypotheses in found
+        ]
+
+    @torch.inference_mode()
+    def _attention(self, sources: list[list[int]], targets: list[list[int]]) -> list[np.ndarray]:
+        """Return the cross-attention of each pair, (layers, heads, target, source)."""
+        with using_eager_attention(self.model):
+            outputs = self.model(
+                **self._batch(sources),
+                decoder_input_ids=self.model.prepare_decoder_input_ids_from_labels(self._batch(targets)["input_ids"]),
+                output_attentions=True,
+                use_cache=False,
+            )
+        attention = torch.stack(outputs.cross_attentions, dim=1).float().cpu().numpy()
+        return [
+            weights[:, :, : len(target), : len(source)]
+            for weights, source, target in zip(attention, sources, targets, strict=True)
+        ]
 
     def score(
         self,
@@ -154,13 +217,103 @@ class TorchTranslator(Translator):
         Raises InputError if the numbers of texts differ or a text has more tokens than 5,000 or the model's positions,
         and NotFiniteError naming the translation with a log-probability that is not finite.
         """
+        source_ids, target_ids, batches = self._encode_pairs(sources, targets, batch_tokens)
+        decodings: dict[int, ForcedDecoding] = {}
+        with show_progress(progress, "scoring", len(source_ids)) as advance:
+            for batch in batches:
+                forced = self._log_probabilities([source_ids[i] for i in batch], [target_ids[i] for i in batch])
+                for i, log_probabilities in zip(batch, forced, strict=True):
+                    if not all(map(math.isfinite, log_probabilities)):
+                        raise NotFiniteError(i, "target")
+                    decodings[i] = ForcedDecoding(target_ids[i], log_probabilities)
+                advance(len(batch))
+        return [decodings[i] for i in range(len(source_ids))]
+
+    def align(
+        self,
+        sources: str | Sequence[str],
+        targets: str | Sequence[str],
+        *,
+        batch_tokens: int = 8192,
+        progress: bool = False,
+    ) -> list[Alignment]:
+        """Align the words of given translations, as `find_hypotheses` aligns its own; no text is split.
+
+        Returns for each pair and each word of `target.split()` the probabilities of the words of `source.split()`, best
+        first. Raises InputError as `score` does.
+        """
+        sources, targets = as_texts(sources, "source"), as_texts(targets, "target")
+        heads = self._alignment_heads()
+        return [
+            align_text(source, target, [part._replace(attention=attention_of_heads(part.attention, heads))])
+            for source, target, part in zip(
+                sources, targets, self.attend(sources, targets, batch_tokens, progress), strict=True
+            )
+        ]
+
+    def choose_heads(
+        self,
+        sources: list[str],
+        targets: list[str],
+        references: list[Reference],
+        batch_tokens: int = 8192,
+        progress: bool = False,
+    ) -> HeadScores:
+        """Choose the heads that align pairs most like the references, and use them for alignments from now on.
+
+        `record_alignment_heads` writes them to the model's folder, and so does `model.save_pretrained`. Raises
+        InputError as `score` does, and if the references have no links.
+        """
+        parts = self.attend(sources, targets, batch_tokens, progress)
+        found = choose_heads(
+            (
+                word_probabilities(source, target, part._replace(attention=attention_by_step(part.attention)))
+                for source, target, part in zip(sources, targets, parts, strict=True)
+            ),
+            references,
+            (self.model.config.decoder_layers, self.model.config.decoder_attention_heads),
+        )
+        self.alignment_heads = found.heads
+        generation_config: Any = self.model.generation_config  # save_pretrained() writes its further attributes, too
+        generation_config.alignment_heads = [list(head) for head in found.heads]
+        return found
+
+    def record_alignment_heads(self) -> Path:
+        """Write the chosen heads to generation_config.json of the folder that the model was loaded from."""
+        assert self.folder is not None, "the model was not loaded from a folder; call model.save_pretrained()"
+        path, generation_config = self.folder / "generation_config.json", self.model.generation_config.to_dict()
+        # Of a file, nothing else changes; without one, the defaults would change if it held only the heads.
+        content = read_json_object(path) if path.exists() else json.loads(self.model.generation_config.to_json_string())
+        write_json(path, content | {"alignment_heads": generation_config["alignment_heads"]})
+        return path
+
+    def attend(
+        self, sources: list[str], targets: list[str], batch_tokens: int = 8192, progress: bool = False
+    ) -> list[AlignedPart]:
+        """Return each pair with its tokens and the attention of every head, (layers, heads, target, source)."""
+        source_ids, target_ids, batches = self._encode_pairs(sources, targets, batch_tokens)
+        parts: dict[int, AlignedPart] = {}
+        with show_progress(progress, "aligning", len(sources)) as advance:
+            for batch in batches:
+                found = self._attention([source_ids[i] for i in batch], [target_ids[i] for i in batch])
+                for i, attention in zip(batch, found, strict=True):
+                    source, target = self.clean(sources[i]), targets[i]
+                    spans = self._spans(self.target_tokenizer, target)
+                    parts[i] = AlignedPart("", source, target, self._source_spans(source), spans, attention)
+                advance(len(batch))
+        return [parts[i] for i in range(len(sources))]
+
+    def _encode_pairs(
+        self, sources: str | Sequence[str], targets: str | Sequence[str], batch_tokens: int
+    ) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+        """Return the token ids of both sides, and the indices of the pairs in each batch. Raises InputError."""
         sources, targets = as_texts(sources, "source"), as_texts(targets, "target")
         if len(sources) != len(targets):
             raise InputError(f"{len(sources)} sources and {len(targets)} targets: each source needs its translation")
         with as_input_errors():
             batch_tokens = check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
         if not sources:
-            return []
+            return [], [], []
         source_ids = cast(list[list[int]], self.tokenizer(list(map(self.clean, sources)), verbose=False)["input_ids"])
         target_ids = cast(list[list[int]], self.target_tokenizer(text_target=targets, verbose=False)["input_ids"])
         for kind, side in (("source", source_ids), ("target", target_ids)):
@@ -175,16 +328,7 @@ class TorchTranslator(Translator):
         lengths = [
             max(len(source), len(target) * logits) for source, target in zip(source_ids, target_ids, strict=True)
         ]
-        decodings: dict[int, ForcedDecoding] = {}
-        with show_progress(progress, "scoring", len(sources)) as advance:
-            for batch in batches_by_length(lengths, batch_tokens):
-                forced = self._log_probabilities([source_ids[i] for i in batch], [target_ids[i] for i in batch])
-                for i, log_probabilities in zip(batch, forced, strict=True):
-                    if not all(map(math.isfinite, log_probabilities)):
-                        raise NotFiniteError(i, "target")
-                    decodings[i] = ForcedDecoding(target_ids[i], log_probabilities)
-                advance(len(batch))
-        return [decodings[i] for i in range(len(sources))]
+        return source_ids, target_ids, list(batches_by_length(lengths, batch_tokens))
 
     @torch.inference_mode()
     def _log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[list[float]]:

@@ -11,17 +11,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from .doubts import Doubt, find_reasons
 from .errors import BrokenFileError, InputError, as_input_errors
 from .lines import check_unicode
+from .model_folder import AlignmentHead
 from .search_vaswani_transformer import SearchSettings, check_number
 from .sentences_vaswani_transformer import check_sentences, join_texts, source_limit, split_text
 
 if TYPE_CHECKING:  # imported where they are used: either backend works without the other
+    from .alignments import Alignment, Span
     from .onnx_translator import OnnxTranslator
     from .torch_translator import TorchTranslator
 
@@ -36,11 +38,29 @@ class Hypothesis:
     """A translation, its score log P(Y | X) / ((5 + |Y|) / 6)^alpha, and its token ids, </s> included.
 
     For a text that was split, scores are summed and tokens concatenated over its parts.
+
+    alignment: for each word of `text.split()`, the probabilities of the words of the source's `split()` by their
+        indices, best first; None unless it was requested
+    attention: of the tokens of a part, (target, source); only while the parts are joined
     """
 
     text: str
     score: float
     tokens: list[int]
+    alignment: "Alignment | None" = None
+    attention: Any = field(default=None, compare=False)
+
+    @property
+    def links(self) -> list[tuple[int, int]]:
+        """Each target word's most probable source word: (source, target), in the order of the translation.
+
+        A word that attends most to the end of the sentence has none. Raises InputError without an alignment.
+        """
+        if self.alignment is None:
+            raise InputError("the hypothesis has no alignment; call find_hypotheses(..., alignments=True)")
+        from .alignments import find_links
+
+        return find_links(self.alignment)
 
     def __repr__(self) -> str:
         return f"<{self.text!r}, score {self.score:.4f}, {len(self.tokens)} tokens>"
@@ -86,6 +106,8 @@ class Translator(ABC):
     trained_length: int | None  # tokens of the longest source sentence of the training; None: unknown
     positions: int | None  # number of learned positions; None: no maximum
     pad: int
+    end: int  # </s>
+    alignment_heads: Sequence[AlignmentHead] | None  # of generation_config.json
     target_vocabulary: int  # number of the decoder's tokens
     clean: Callable[[str], str]  # what the source tokenizer needs before a text is tokenized: see choose_cleaning
 
@@ -151,8 +173,17 @@ class Translator(ABC):
         """Return the text of token ids, without special tokens."""
 
     @abstractmethod
-    def _search(self, batches: Iterable[list[list[int]]], settings: SearchSettings) -> Iterator[list[list[Hypothesis]]]:
-        """Yield for each batch at most `num_return_sequences` hypotheses for each of its sources, best first."""
+    def _source_spans(self, text: str) -> "list[Span | None]":
+        """Return the characters of each token of `_encode`, None for special tokens."""
+
+    @abstractmethod
+    def _search(
+        self, batches: Iterable[list[list[int]]], settings: SearchSettings, alignments: bool
+    ) -> Iterator[list[list[Hypothesis]]]:
+        """Yield for each batch at most `num_return_sequences` hypotheses for each of its sources, best first.
+
+        alignments: give the hypotheses their `attention`
+        """
 
     def _hypotheses(self, sequences: list[list[list[int]]], scores: list[list[float]]) -> list[list[Hypothesis]]:
         """Convert the search's token ids (batch, n, length) and scores (batch, n); skip empty slots."""
@@ -186,6 +217,7 @@ class Translator(ABC):
         progress: bool = False,
         doubts: list[Doubt] | None = None,
         warn_ratio: float | None = None,
+        alignments: bool = False,
         **search: Any,
     ) -> list[list[Hypothesis]]:
         """Translate texts and return the best hypotheses of each, with their scores and tokens, best first.
@@ -200,6 +232,7 @@ class Translator(ABC):
         progress: show progress bars on stderr.
         doubts: a list to which the parts with a doubtful best translation are added: empty, a loop, a cut sentence.
         warn_ratio: also those with fewer target than source tokens times this number.
+        alignments: align the words of the translations with those of the texts: `alignment` and `links` of the results.
         search: changes of the settings in generation_config.json, such as `num_beams=8`: fields of SearchSettings.
 
         Returns at most `num_return_sequences` hypotheses (default: 1) and at least one for each text, in order. Raises
@@ -222,7 +255,7 @@ class Translator(ABC):
         shortest = self.target_vocabulary // LOGITS_PER_TOKEN
         lengths = [max(len(parts[i].source), shortest) * settings.num_beams for i in sources]
         batches = list(batches_by_length(lengths, batch_tokens))
-        searched = self._search(([parts[sources[i]].source for i in batch] for batch in batches), settings)
+        searched = self._search(([parts[sources[i]].source for i in batch] for batch in batches), settings, alignments)
         with show_progress(progress, "translating", len(sources)) as advance:
             for batch, of_batch in zip(batches, searched, strict=True):
                 for i, hypotheses in zip(batch, of_batch, strict=True):
@@ -239,7 +272,34 @@ class Translator(ABC):
                 best = hypotheses[0]
                 reasons = find_reasons(part.source, best.tokens, best.text, part.is_cut, warn_ratio)
                 doubts += [Doubt(part.text_index, reason, part.text, best.text) for reason in reasons]
-        return translations
+        return self._align(texts, parts, found, translations) if alignments else translations
+
+    def _align(
+        self,
+        texts: list[str],
+        parts: list[Part],
+        found: list[list[Hypothesis]],
+        translations: list[list[Hypothesis]],
+    ) -> list[list[Hypothesis]]:
+        """Return the translations with their alignments.  found: the hypotheses of each part, with their attention"""
+        from .alignments import AlignedPart, align_text, decoded_spans
+
+        of_text: list[list[list[AlignedPart]]] = [[[] for _ in hypotheses] for hypotheses in translations]
+        for part, hypotheses in zip(parts, found, strict=True):
+            source_spans = self._source_spans(part.text) if part.source else []
+            # The tokens of a part that was truncated are its first ones and </s>.
+            source_spans = [*source_spans[: max(len(part.source) - 1, 0)], *source_spans[-1:]]
+            for rank, aligned in enumerate(of_text[part.text_index]):
+                best = hypotheses[rank] if part.source else NOTHING
+                spans = decoded_spans(self._decode, best.tokens, self.end)
+                aligned.append(AlignedPart(part.copied, part.text, best.text, source_spans, spans, best.attention))
+        return [
+            [
+                replace(hypothesis, alignment=align_text(text, hypothesis.text, aligned))
+                for hypothesis, aligned in zip(hypotheses, ranks, strict=True)
+            ]
+            for text, hypotheses, ranks in zip(texts, translations, of_text, strict=True)
+        ]
 
 
 def pad_rows(rows: Sequence[list[int]], pad: int) -> tuple[list[list[int]], list[list[int]]]:
