@@ -9,6 +9,7 @@ A head looks at the source of a word while the decoder predicts the word, or one
 """
 
 import re
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
@@ -86,12 +87,14 @@ def share_tokens(spans: Sequence[Span | None], text: str, words: Sequence[int]) 
     spans: of the tokens in the text;  words: the word of each of its characters
     """
     shares = np.zeros((len(spans), words[-1] - words[0] + 1))
+    visible = [i for i, character in enumerate(text) if not character.isspace()]
     for row, span in zip(shares, spans, strict=True):
         if span is not None:
+            own = visible[bisect_left(visible, span[0]) : bisect_left(visible, span[1])]
             # A token of only white space, or of the first bytes of a character, belongs to what follows.
-            visible = [i for i in range(*span) if not text[i].isspace()] or [min(span[0], len(text) - 1)]
-            for i in visible:
-                row[words[i] - words[0]] += 1 / len(visible)
+            own = own or visible[bisect_left(visible, span[0]) :][:1] or visible[-1:]
+            for i in own:
+                row[words[i] - words[0]] += 1 / len(own)
     return shares
 
 
