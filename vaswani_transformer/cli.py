@@ -493,7 +493,12 @@ def plot_attention(
     output: Picture,
     target: Annotated[str | None, typer.Option(help="Its translation; default: the model's.")] = None,
     kind: Annotated[Literal["cross", "encoder", "decoder"], typer.Option(help="The attention to draw.")] = "cross",
-    layer: Annotated[int | None, typer.Option(help="Layer, from 1; 0: all layers; default: the last.")] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(
+            help="Layer, from 1; 0: all layers; default: that of the head that `choose-heads` found best, or the last."
+        ),
+    ] = None,
     head: Annotated[int | None, typer.Option(help="Head, from 1; 0: mean of all heads; default: all heads.")] = None,
     download: Download = False,
 ) -> None:
@@ -503,6 +508,8 @@ def plot_attention(
     new_figure()  # report a missing matplotlib before the model is loaded
     translator = load_translator(model, download, device="cpu", dtype="float32")
     maps = attention_maps(translator.model, translator.tokenizer, source, target, translator.target_tokenizer)
+    if kind == "cross" and layer is None and translator.alignment_heads:
+        layer = translator.alignment_heads[0].layer + 1
     save_picture(attention_figure(maps, kind, layer, head), output)
 
 
