@@ -70,7 +70,7 @@ def test_the_demo_prints_commands_bleu_and_translations(newcomer):
     commands = [line.split()[2] for line in stdout.splitlines() if line.startswith("$ ")]
     assert commands == ["train", "evaluate", "translate", "plot", "plot", "export"]
     assert re.search(r"^BLEU \d+\.\d+ .*: nrefs:1\|case:mixed", stdout, re.MULTILINE)
-    kinds = set(re.findall(r"^    (\w+) +\d+\.\d %$", stdout, re.MULTILINE))
+    kinds = set(re.findall(r"^(\w+) +\d+ .* \d+\.\d %$", stdout, re.MULTILINE))
     assert kinds == {row[0] for row in demo_corpus.load("test")}
     sources = (newcomer / "demo" / "eight.en").read_text(encoding="utf-8").splitlines()
     assert len(sources) == 8 and not {row[1] for row in demo_corpus.load("train")} & set(sources)

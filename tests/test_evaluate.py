@@ -10,8 +10,8 @@ from conftest import read_rows, write_lines
 from saved_model import ENGLISH, saved_model
 
 from training.evaluate import EvaluationText, main
-from training.result_row import append_row, commit, hardware, hash_weights
-from training.scores import format_scores, scores, split_compounds, tokenise_by_moses
+from training.result_row import SCORES, append_row, commit, hardware, hash_weights
+from training.scores import corpus_bleu, format_scores, scores, split_compounds, tokenise_by_moses
 from vaswani_transformer import Translator, __version__
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import files_sha256
@@ -29,6 +29,7 @@ def test_bleu_and_chrf_equal_sacrebleu_with_signatures():
     assert result["bleu_lowercase"] == lowercase > result["bleu"]
     assert result["exact_match"] == 0  # one line differs only in case
     assert result["chrf"] == sacrebleu.corpus_chrf(TRANSLATIONS, [REFERENCES]).score
+    assert result["chrf_plus_plus"] == sacrebleu.corpus_chrf(TRANSLATIONS, [REFERENCES], word_order=2).score
     assert "tok:13a" in result["bleu_signature"] and "case:lc" in result["bleu_lowercase_signature"]
     assert f"version:{sacrebleu.__version__}" in result["chrf_signature"]
 
@@ -62,11 +63,21 @@ def test_compounds_are_split_like_get_ende_bleu_sh():
 
 def test_perfect_translations_score_100_for_each_kind():
     result = scores(REFERENCES, REFERENCES)
-    for name in ("bleu", "bleu_lowercase", "bleu_tokenised", "bleu_compound_split", "chrf", "exact_match"):
+    for name in (
+        "bleu",
+        "bleu_lowercase",
+        "bleu_tokenised",
+        "bleu_compound_split",
+        "chrf",
+        "chrf_plus_plus",
+        "exact_match",
+    ):
         assert result[name] == pytest.approx(100)
     result = scores(TRANSLATIONS[:1] + REFERENCES[1:], REFERENCES, ["x", "x", "y"])
     assert result["exact_match"] == pytest.approx(200 / 3)
-    assert result["exact_match_by_kind"] == {"x": 50, "y": 100}
+    assert {kind: part["exact_match"] for kind, part in result["by_kind"].items()} == {"x": 50, "y": 100}
+    assert result["by_kind"]["y"] == result["by_kind"]["y"] | {"sentences": 1, "bleu": pytest.approx(100)}
+    assert result["by_kind"]["x"]["bleu"] == corpus_bleu(TRANSLATIONS[:1] + REFERENCES[1:2], REFERENCES[:2])
 
 
 @pytest.fixture
@@ -103,6 +114,25 @@ def test_the_command_translates_scores_and_records(model_folder, capsys):
     assert row["weights_sha256"] == files_sha256(model_folder / "model/model.safetensors")
     expected = {"beam": "2", "sentences": "3", "hours": "1.5", "cpu_hours": "2.5", "steps": "7"}
     assert row == row | expected | {"command": "vaswani-transformer train --config x"}
+
+
+def test_each_kind_of_sentence_has_scores_and_a_row(model_folder, capsys):
+    write_lines(model_folder / "kinds", ["help", "manual", "help"])
+    table = model_folder / "results.csv"
+    evaluate(model_folder, "--kinds", str(model_folder / "kinds"), "--record", str(table))
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in said[-2:]] == [["help", "2"], ["manual", "1"]]
+    whole, *parts = read_rows(table)
+    assert [(row["test"], row["sentences"]) for row in (whole, *parts)] == [
+        ("s", "3"),
+        ("s, help", "2"),
+        ("s, manual", "1"),
+    ]
+    assert all(row["weights_sha256"] == whole["weights_sha256"] and not row["chrf"] for row in parts)
+    write_lines(model_folder / "kinds", ["help"])
+    with pytest.raises(SystemExit, match="2"):
+        evaluate(model_folder, "--kinds", str(model_folder / "kinds"))
+    assert "has 1 lines, but the text has 3 sentences" in capsys.readouterr().err
 
 
 def test_hardware_is_that_of_the_evaluation(monkeypatch):

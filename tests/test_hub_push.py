@@ -49,7 +49,7 @@ ROW = {
     "bleu_signature": "nrefs:1|case:mixed|bleu", "bleu_lowercase": "36.0",
     "bleu_lowercase_signature": "nrefs:1|case:lc", "bleu_tokenised": "36.1", "bleu_compound_split": "35.5",
     "chrf": "58.61",
-    "chrf_signature": "nrefs:1|case:mixed|chrf", "exact_match": "5.0",
+    "chrf_signature": "nrefs:1|case:mixed|chrf", "chrf_plus_plus": "55.2", "exact_match": "5.0",
     "weights_sha256": "",
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ The parallel text -> the translator -> scores.py -> result_row.py. They are impo
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +39,9 @@ def evaluate(
     ] = None,
     data: Annotated[str | None, typer.Option(help="The folder of the recipe's text.")] = None,
     test: Annotated[str | None, typer.Option(help="A corpus; default: the recipe's `test`, else `validation`.")] = None,
+    kinds: Annotated[
+        Path | None, typer.Option(help="The kind of each sentence, one per line, such as its source: scores by kind.")
+    ] = None,
     num_beams: NumBeams = None,
     length_penalty: LengthPenalty = None,
     device: Device = None,
@@ -63,6 +66,8 @@ def evaluate(
     if record_to is not None:
         check_columns(record_to, RESULT_COLUMNS)
     text = read_text(model, source, reference, config, data, test)
+    if kinds is not None:
+        text = replace(text, kinds=read_kinds(kinds, len(text.sources)))
     if hypotheses is not None and (hypotheses.is_dir() or not hypotheses.parent.is_dir()):
         raise InputError(f"--hypotheses {hypotheses}: give the name of a file in an existing folder")
     weights = "" if record_to is None else hash_weights(model)
@@ -145,6 +150,14 @@ def read_text_files(source: Path, reference: Path) -> EvaluationText:
         raise InputError(f"{source} is empty")
     language = reference.name.removesuffix(".gz").rpartition(".")[2]  # test.de
     return EvaluationText(source.stem, source.parent.name, sources, references, language=language)
+
+
+def read_kinds(path: Path, sentences: int) -> list[str]:
+    """Return the kind of each sentence. Raises InputError if the file has another number of lines."""
+    kinds = [line.strip() for line in read_lines(path)]
+    if len(kinds) != sentences:
+        raise InputError(f"--kinds {path} has {len(kinds)} lines, but the text has {sentences} sentences")
+    return kinds
 
 
 def load_run_recipe(

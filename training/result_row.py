@@ -20,11 +20,13 @@ from vaswani_transformer.training_run import RESULT_COLUMNS, format_hours, read_
 
 from .evaluate import EvaluationText
 
+SCORES = ("bleu", "bleu_lowercase", "bleu_tokenised", "bleu_compound_split", "chrf", "chrf_plus_plus", "exact_match")
+
 
 def append_row(
     path: Path, model: Path, test: EvaluationText, result: dict[str, Any], device: torch.device, weights: str
 ) -> None:
-    """Append a row to a results file; see training/results/README.md for the columns.
+    """Append a row to a results file, and one for each kind of sentence; training/results/README.md has the columns.
 
     result: the scores, with the beam size and alpha that they were measured with
     device: the device of the model.  weights: `hash_weights` from before the model was loaded
@@ -47,9 +49,14 @@ def append_row(
         "test": test.name,
         "weights_sha256": weights,
     }
-    for name in ("bleu", "bleu_lowercase", "bleu_tokenised", "bleu_compound_split", "chrf", "exact_match"):
-        values[name] = None if values[name] is None else round(values[name], 2)
-    append_rows(path, RESULT_COLUMNS, [{name: values.get(name) for name in RESULT_COLUMNS}])
+    # A kind of sentence has a row of its own, which repeats what it was measured with but not the other scores.
+    others = {name: None for name in SCORES} | {name: None for name in values if name.endswith("_signature")}
+    others["bleu_signature"] = values["bleu_signature"]
+    by_kind = result.get("by_kind", {})
+    rows = [values] + [values | others | part | {"test": f"{test.name}, {kind}"} for kind, part in by_kind.items()]
+    for row in rows:
+        row |= {name: round(row[name], 2) for name in SCORES if row[name] is not None}
+    append_rows(path, RESULT_COLUMNS, [{name: row.get(name) for name in RESULT_COLUMNS} for row in rows])
 
 
 def append_rows(path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:

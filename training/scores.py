@@ -1,4 +1,4 @@
-"""BLEU in five variants, chrF, exact matches, and the loss per token."""
+"""BLEU in five variants, chrF and chrF2++, exact matches, all or some of them by kind, and the loss per token."""
 
 import math
 import re
@@ -32,6 +32,7 @@ def scores(
 ) -> dict[str, Any]:
     """Return all scores of translations against one reference each.
 
+    kinds: the kind of each sentence; by_kind then holds the numbers of sentences, BLEU, chrF2++ and exact matches
     bleu: sacreBLEU, the number to compare;  bleu_lowercase: sacreBLEU of lower-cased text
     bleu_tokenised: lower-cased and tokenised by Moses' scripts, as in papers on Multi30k; None without sacremoses
     bleu_as_written: whitespace-tokenised, for text that is already tokenised, as fairseq prints it for IWSLT
@@ -41,6 +42,7 @@ def scores(
     """
     result: dict[str, Any] = {"sentences": len(references)}
     metrics = {"bleu": BLEU(force=True), "bleu_lowercase": BLEU(lowercase=True, force=True), "chrf": CHRF()}
+    metrics["chrf_plus_plus"] = CHRF(word_order=2)
     for name, metric in metrics.items():
         result[name] = metric.corpus_score(translations, [references]).score
         result[f"{name}_signature"] = str(metric.get_signature())
@@ -51,14 +53,32 @@ def scores(
     ):
         hypothesis_tokens, reference_tokens = tokenised(translations), tokenised(references)
         result[name] = corpus_bleu(hypothesis_tokens, reference_tokens, tokenize="none") if hypothesis_tokens else None
-    matches = [t.strip() == r.strip() for t, r in zip(translations, references, strict=True)]
-    result["exact_match"] = 100 * sum(matches) / len(matches)
+    result["exact_match"] = exact_match(translations, references)
     if kinds is not None:
-        by_kind = defaultdict(list)
-        for kind, match in zip(kinds, matches, strict=True):
-            by_kind[kind].append(match)
-        result["exact_match_by_kind"] = {k: 100 * sum(v) / len(v) for k, v in sorted(by_kind.items())}
+        result["by_kind"] = scores_by_kind(translations, references, kinds)
     return result
+
+
+def scores_by_kind(translations: list[str], references: list[str], kinds: list[str]) -> dict[str, dict[str, float]]:
+    """Return the scores of each kind of sentence, in alphabetical order."""
+    by_kind: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for kind, *pair in zip(kinds, translations, references, strict=True):
+        by_kind[kind].append((pair[0], pair[1]))
+    result = {}
+    for kind, pairs in sorted(by_kind.items()):
+        hypotheses, expected = map(list, zip(*pairs, strict=True))
+        result[kind] = {
+            "sentences": len(pairs),
+            "bleu": corpus_bleu(hypotheses, expected),
+            "chrf_plus_plus": CHRF(word_order=2).corpus_score(hypotheses, [expected]).score,
+            "exact_match": exact_match(hypotheses, expected),
+        }
+    return result
+
+
+def exact_match(translations: list[str], references: list[str]) -> float:
+    """Return the share of translations that equal their reference, in percent."""
+    return 100 * sum(a.strip() == b.strip() for a, b in zip(translations, references, strict=True)) / len(references)
 
 
 def tokenise_by_moses(lines: list[str], language: str) -> list[str]:
@@ -87,8 +107,13 @@ def format_scores(result: dict[str, Any]) -> str:
         f"BLEU {result['bleu_compound_split']:.2f}   tokenised (13a), compounds split: the paper's Table 2",
         f"BLEU {result['bleu_as_written']:.2f}   whitespace-tokenised, for text that is already tokenised",
         f"chrF {result['chrf']:.2f}   {result['chrf_signature']}",
+        f"chrF2++ {result['chrf_plus_plus']:.2f}   {result['chrf_plus_plus_signature']}",
         f"exact match {result['exact_match']:.1f} % of {result['sentences']} sentences",
     ]
-    for kind, share in result.get("exact_match_by_kind", {}).items():
-        rows.append(f"    {kind:<14} {share:5.1f} %")
+    if by_kind := result.get("by_kind"):
+        width = max(map(len, by_kind))
+        rows.append(f"{'':{width}}  sentences   BLEU  chrF2++  exact match")
+        for kind, part in by_kind.items():
+            numbers = f"{part['bleu']:5.2f}    {part['chrf_plus_plus']:5.2f}      {part['exact_match']:5.1f} %"
+            rows.append(f"{kind:{width}}  {part['sentences']:9}  {numbers}")
     return "\n".join(rows)

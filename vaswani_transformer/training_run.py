@@ -17,7 +17,8 @@ RECORD, METRICS, STATE = "run.json", "metrics.jsonl", "trainer_state.json"
 RESULT_COLUMNS = (
     "date", "commit", "command", "hardware", "hours", "cpu_hours", "steps", "parameters", "data", "test", "sentences",
     "beam", "alpha", "bleu", "bleu_signature", "bleu_lowercase", "bleu_lowercase_signature", "bleu_tokenised",
-    "bleu_compound_split", "chrf", "chrf_signature", "exact_match", "weights_sha256",
+    "bleu_compound_split", "chrf", "chrf_signature", "chrf_plus_plus", "exact_match",
+    "weights_sha256",
 )  # fmt: skip
 # The types of the entries that are read of a record; each may be missing or null.
 RUN_TYPES = {"command": str, "recipe": dict, "fixed_keys": dict, "earlier_training": dict}
