@@ -364,11 +364,19 @@ def test_translate_prints_an_alignment_for_each_line(model_folder: Path, tmp_pat
     assert {len(row.split("\t")) for row in capfd.readouterr().out.split("\n")[:-1]} == {3}
 
 
-def test_parts_without_alignments_are_not_resumed_with_them(model_folder: Path, tmp_path: Path) -> None:
+def test_parts_without_alignments_are_not_resumed_with_them(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
     (tmp_path / "in").write_text("\n".join(ENGLISH) + "\n", encoding="utf-8")
-    parts = tmp_path / "out.parts"
     files = ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
-    arguments = ["translate", "--model", str(model_folder), *files, "--chunk-lines", "2", "--alignments"]
+    arguments = ["translate", "--model", str(model_folder), *files, "--chunk-lines", "2"]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")  # leaves the parts to the first process
     main(arguments)
-    expected = (tmp_path / "out").read_bytes()
-    assert expected.count(b"\t") == len(ENGLISH) and not parts.exists()
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.delenv("RANK")
+    with pytest.raises(SystemExit, match="2"):
+        main([*arguments, "--alignments"])
+    assert "alignments was None, is True" in capfd.readouterr().err
+    main(arguments)
+    assert b"\t" not in (tmp_path / "out").read_bytes()
