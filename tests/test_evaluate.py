@@ -10,7 +10,7 @@ from conftest import read_rows, write_lines
 from saved_model import ENGLISH, saved_model
 
 from training.evaluate import EvaluationText, main
-from training.result_row import SCORES, append_row, commit, hardware, hash_weights
+from training.result_row import append_row, commit, hardware, hash_weights
 from training.scores import corpus_bleu, format_scores, scores, split_compounds, tokenise_by_moses
 from vaswani_transformer import Translator, __version__
 from vaswani_transformer.errors import InputError
