@@ -60,7 +60,8 @@ PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
 .venv-clients/installed: | install
 	test -x .venv-clients/bin/python || $(BIN)/python -m venv .venv-clients
 	$(BIN)/python -c '$(PACKAGES)' > "$$(.venv-clients/bin/python -c '$(PACKAGES)')/torch.pth"
-	.venv-clients/bin/pip install --quiet captum==0.9.0 inseq==0.7.1 lightning==2.6.6
+	.venv-clients/bin/pip install --quiet captum==0.9.0 inseq==0.7.1 lightning==2.6.6 \
+		libretranslatepy==2.1.4 deep-translator==1.11.4 translatehtml==1.5.3
 	touch $@
 
 # Optimum needs transformers 4.

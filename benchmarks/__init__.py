@@ -1,6 +1,7 @@
 """Benchmarks, one question per file, each run as `python -m benchmarks.NAME`.
 
 decode             How fast does each system translate real sentences?
+throughput         How many sentences per second does each system translate on all cores?
 decode_base_size   How fast does each system decode at the paper's base size?
 decode_profile     Which operators of an ONNX file take the time?
 stopping_rules     How early may beam search stop without changing translations?

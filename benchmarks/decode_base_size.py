@@ -25,7 +25,7 @@ import onnx.parser
 import onnxruntime
 import torch
 import typer
-from tokenizers import Tokenizer, models, processors
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from conversion.convert import export_checkpoint
@@ -129,6 +129,7 @@ def save_random_model(folder: Path, sizes: dict[str, int]) -> Any:
     words = models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=SPECIAL_TOKENS["unk_token"])
     backend: Any = Tokenizer(words)
     end = (SPECIAL_TOKENS["eos_token"], config.eos_token_id)
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.post_processor = processors.TemplateProcessing(single=f"$A {end[0]}", special_tokens=[end])
     tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIAL_TOKENS)
     tokenizer.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""`python -m conversion PATH OUT` converts a checkpoint of another toolkit; `--to` writes one."""
+"""`python -m conversion MODEL OUT` converts a checkpoint of another toolkit; `--to` writes one."""
 
 import time
 from pathlib import Path
@@ -8,6 +8,8 @@ import typer
 
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
+from vaswani_transformer.model_argument import locate_model
+from vaswani_transformer.options import DryRun, Revision
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -16,7 +18,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
     help="Convert a checkpoint of another toolkit to a model folder or, with --to, a model folder to a checkpoint."
 )
 def convert(
-    path: Annotated[Path, typer.Argument(help="A checkpoint or its folder; with --to, a model folder.")],
+    model: Annotated[
+        str, typer.Argument(help="A checkpoint or its folder, or owner/name on the Hub; with --to, a model folder.")
+    ],
     out: Annotated[Path, typer.Argument(help="A new folder.")],
     toolkit: Annotated[
         str | None,
@@ -37,16 +41,22 @@ def convert(
             metavar="FILE",
         ),
     ] = None,
+    paper_search: Annotated[
+        bool, typer.Option("--paper-search", help="Use the paper's search, not the settings of the checkpoint.")
+    ] = False,
+    revision: Revision = None,
+    dry_run: DryRun = False,
 ) -> None:
-    if to is not None and (toolkit, logits) != (None, None):
+    if to is not None and (toolkit, logits, paper_search) != (None, None, False):
         raise InputError("--to converts a model folder of this project and takes no other option")
+    path = locate_model(model, revision, dry_run)
     from .convert import export_checkpoint, import_checkpoint
 
     start = time.perf_counter()
     if to is not None:
         export_checkpoint(path, out, to)
     else:
-        import_checkpoint(path, out, toolkit, logits)
+        import_checkpoint(path, out, toolkit, logits, paper_search)
     print(f"{out}: written in {time.perf_counter() - start:.1f} s")
 
 

@@ -1,6 +1,7 @@
 """Build our model from the description of a checkpoint, and write its folder, in the same steps for every toolkit."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ from transformers.utils import logging
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import one_line
-from vaswani_transformer.model_folder import CONVERSION_NOTES
+from vaswani_transformer.model_folder import CONVERSION_NOTES, CONVERSION_RECORD, ORIGINALS
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
-from .folder import ORIGINALS, RECORD, write_toolkit_json
+from .folder import write_toolkit_json
 from .layout import DECODER_POSITIONS, ENCODER_POSITIONS, OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET, interleave
 from .options import Reasons
 from .rename import rename_to_ours
@@ -156,11 +157,22 @@ def check_shapes(model: Model, tensors: dict[str, Tensor], reasons: Reasons) -> 
     reasons.raise_if_any()
 
 
+def set_search(model: Model, search: Mapping[str, Any]) -> None:
+    """Replace the paper's search by a checkpoint's own settings, see `Description.search`."""
+    settings = model.generation_config
+    for name, value in search.items():
+        if name == "suppress_tokens":
+            value = sorted({*(settings.suppress_tokens or ()), *value} - {settings.eos_token_id})
+        elif name == "max_new_tokens":
+            vars(settings).pop("extra_length", None)
+        setattr(settings, name, value)
+
+
 # ---- the folder ----------------------------------------------------------------------------------------------------
 
 
 def save_model(description: Description, model: Model, folder: Path, toolkit: str, checkpoint: Path) -> None:
-    """Write the model, tokenizers and notes, and what converting back needs: RECORD and the toolkit's files.
+    """Write the model, tokenizers and notes, and what converting back needs: CONVERSION_RECORD and the toolkit's files.
 
     toolkit, checkpoint: the name of the toolkit, and the file that was read
     """
@@ -177,12 +189,12 @@ def save_model(description: Description, model: Model, folder: Path, toolkit: st
     (folder / ORIGINALS).mkdir()
     for file in [*vocabulary.files, *description.files]:
         shutil.copyfile(file, folder / ORIGINALS / file.name)
-    write_toolkit_json(make_record(description, toolkit, checkpoint), folder / RECORD)
+    write_toolkit_json(make_record(description, toolkit, checkpoint), folder / CONVERSION_RECORD)
     (folder / CONVERSION_NOTES).write_text(write_notes(description, toolkit, checkpoint), encoding="utf-8")
 
 
 def make_record(description: Description, toolkit: str, checkpoint: Path) -> dict[str, Any]:
-    """Return the content of conversion.json, see RECORD."""
+    """Return the content of conversion.json, see folder.py."""
     dtypes = {description.tensors[rule.theirs].dtype for rule in description.rules}
     dtype = str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 and not description.unscaled else "float32"
     vocabulary = description.vocabulary

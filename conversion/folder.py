@@ -11,15 +11,13 @@ from torch import Tensor
 
 from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.loading import as_dtype, load_model
-from vaswani_transformer.model_folder import ModelFolder, read_json_object
+from vaswani_transformer.model_folder import CONVERSION_RECORD, ORIGINALS, ModelFolder, read_json_object
 
 from .layout import OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET, Sinusoids, concatenate
 from .vocabulary import SIDES
 
-# Of a converted model: "toolkit", its name; "file", the checkpoint's name; "options", what converting it back needs:
+# In CONVERSION_RECORD: "toolkit", its name; "file", the checkpoint's name; "options", what converting it back needs:
 # `Description.kept`, the numbers of the toolkit's tokens (source_tokens, target_tokens) and the checkpoint's dtype.
-RECORD = "conversion.json"
-ORIGINALS = "original"  # the folder of the toolkit's files
 
 
 def write_toolkit_json(content: Mapping[str, Any], path: Path) -> None:
@@ -30,7 +28,7 @@ class OurModel:
     """A model of this package that is to be written in a toolkit's format.
 
     toolkit: the toolkit that the model came from; "" for a model that was trained with this project
-    kept: the values that converting back needs, see RECORD
+    kept: the values that converting back needs, see above
     originals: the folder of the toolkit's vocabulary files
     rows: by side, the number of embeddings that are written: the toolkit's, or all
     """
@@ -43,7 +41,7 @@ class OurModel:
         self.config: Any = self.model.config
         self.toolkit, self.kept = "", {}
         self.keep_all_rows()
-        file = path / RECORD
+        file = path / CONVERSION_RECORD
         if file.exists():
             try:
                 content = read_json_object(file, "options")

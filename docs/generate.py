@@ -25,7 +25,7 @@ import notebook  # noqa: E402
 
 # Programs without a command; they are started with `python -m`.
 MODULES = ("paper.__main__",)
-FOLDERS = ("vaswani_transformer", "training", "conversion", "hub", "paper", "examples", "benchmarks")
+FOLDERS = ("vaswani_transformer", "training", "conversion", "serving", "hub", "paper", "examples", "benchmarks")
 
 COMMANDS_INTRODUCTION = """# Commands
 

@@ -146,8 +146,8 @@ def push(
 
 @app.command(help="Write a Space that translates with a model on the Hub and shows its attention.")
 def space(
+    model: Annotated[str, typer.Argument(callback=check_repo_id, help="The model's repository, owner/name.")],
     repo: Annotated[str, typer.Argument(callback=check_repo_id, help="The Space, owner/name.")],
-    model: Annotated[str, typer.Option(callback=check_repo_id, help="The model's repository, owner/name.")],
     to_folder: Annotated[str, typer.Option(help="The new folder.")],
     revision: Annotated[str | None, git_name("A commit or tag of the model; the Space runs the model's code.")] = None,
 ) -> None:
@@ -178,6 +178,8 @@ def repository_files(
     files, translator, weights_sha256 = contents.collect_model_files(folder, onnx)
     provenance = Provenance(folder, weights_sha256, list(map(Path, results)), stated)
     example = example or card.default_example(provenance)
+    if example is not None:
+        (example,) = translator.add_language([example], card.choose_language(translator, provenance))
     if pictures and example is not None:
         files["attention.png"] = card.attention_plot(translator, example)
     if pictures and (curve := card.training_curve(folder)):

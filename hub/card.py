@@ -15,6 +15,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from vaswani_transformer import VaswaniTransformerConfig, __version__
 from vaswani_transformer.attention_maps import attention_maps
+from vaswani_transformer.languages import LANGUAGES
 from vaswani_transformer.model_folder import CODE_FILES, ONNX
 from vaswani_transformer.onnx_translator import graph_inputs, onnx_file_name
 from vaswani_transformer.pictures import attention_figure
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 
 TEMPLATE = Path(__file__).with_name("card.template")
 
-LANGUAGES = {"cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fr": "French", "it": "Italian",
-             "ja": "Japanese", "nl": "Dutch", "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian",
-             "uk": "Ukrainian", "zh": "Chinese"}  # fmt: skip
 EXAMPLES = {"en": "Do they come from Germany?", "de": "Kommen sie aus Deutschland?", "fr": "La maison est petite."}
 
 SIZES = ("vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads",
@@ -50,6 +48,13 @@ def default_example(provenance: Provenance) -> str | None:
     It is not read from the training text: run.json could then make the card quote any file of the user.
     """
     return EXAMPLES.get(provenance.languages[0]) if provenance.languages else None
+
+
+def choose_language(translator: TorchTranslator, provenance: Provenance) -> str | None:
+    """Return the language of the example, None for a model without language tokens: the recorded one, or the first."""
+    names = translator.languages.names
+    recorded = provenance.languages[1] if provenance.languages else None
+    return recorded if recorded in names else next(iter(names), None)
 
 
 def write_card(
@@ -82,6 +87,7 @@ def write_card(
         parameters=translator.model.num_parameters(),
         dtype=str(translator.model.dtype).removeprefix("torch."),
         search=translator.search,
+        language_tokens=translator.languages.tokens if translator.languages.are_needed else [],
         sizes={name: getattr(config, name) for name in SIZES if getattr(config, name) is not None},
         departures=departures(config),
         provenance=provenance,
@@ -93,7 +99,7 @@ def write_card(
         target_tokenizer=TARGET_TOKENIZER if f"{TARGET_TOKENIZER}/tokenizer.json" in files else None,
         onnx_files=sorted(name for name in files if name.endswith(".onnx")),
         onnx_file=f"{ONNX}/{onnx_file_name()}",
-        graph_inputs={name: str(value) for name, value in graph_inputs(translator.search).items()},
+        graph_inputs={name: str(value) for name, value in graph_inputs(translator.search, repetition=True).items()},
         version=__version__,
         homepage=homepage(),
         versions={package: version(package) for package in ("torch", "transformers", "huggingface_hub")},

@@ -15,7 +15,7 @@ from typing import Any
 
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import check_file
-from vaswani_transformer.model_folder import CONVERSION_NOTES, read_json_object
+from vaswani_transformer.model_folder import CONVERSION_NOTES, CONVERSION_RECORD, read_json_object
 from vaswani_transformer.training_run import (
     METRICS,
     RECORD,
@@ -27,7 +27,6 @@ from vaswani_transformer.training_run import (
     read_state,
 )
 
-CONVERSION = "conversion.json"
 REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)  # the name of one on the Hub
 # Beside the programs, in a clone and in the wheel.
 SHIPPED_RESULTS = Path(__file__).resolve().parents[1] / "training" / "results"
@@ -59,7 +58,7 @@ class Provenance:
         self.splits = [train] if isinstance(train, str) else train
         if not isinstance(self.splits, list) or not all(isinstance(split, str) for split in self.splits):
             raise BrokenFileError(f"{folder / RECORD}: train is {train!r:.80}; it must be a list of strings")
-        record, log, notes = folder / CONVERSION, folder / METRICS, folder / CONVERSION_NOTES
+        record, log, notes = folder / CONVERSION_RECORD, folder / METRICS, folder / CONVERSION_NOTES
         self.conversion = read_json_object(record, "options") if record.is_file() else {}
         check_types(record, self.conversion, {"toolkit": str, "file": str})
         check_types(record, self.conversion.get("options", {}), {"source_lang": str, "target_lang": str})

@@ -149,10 +149,38 @@ def enumerate_everything(next_log_probabilities: NextLogProbabilities, *, alpha:
     return sorted(found, key=lambda hypothesis: -hypothesis.score)
 
 
-def full_forward(model: Any, source: Sequence[int]) -> NextLogProbabilities:
+def against_repetitions(
+    model: Any, source: Sequence[int], *, size: int = 0, penalty: float = 1.0, greedy: bool = False
+) -> NextLogProbabilities:
+    """Return `full_forward` with a penalty for tokens of the prefix, and without n-grams that the prefix has.
+
+    As in transformers, the penalty changes log-probabilities in beam search and logits in greedy search.
+
+    size: n;  penalty: multiplies negative values and divides positive ones
+    """
+    log_probabilities, logits = full_forward(model, source), full_forward(model, source, logits=True)
+
+    def next_log_probabilities(prefix: tuple[int, ...]) -> np.ndarray:
+        values = (logits if greedy else log_probabilities)(prefix).copy()
+        for token in set(prefix):
+            values[token] *= penalty if values[token] < 0 else 1 / penalty
+        if greedy:
+            values -= np.logaddexp.reduce(logits(prefix))
+        if size:
+            seen = {prefix[i : i + size] for i in range(len(prefix) - size + 1)}
+            last = prefix[len(prefix) - size + 1 :]
+            values[[token for token in range(len(values)) if (*last, token) in seen]] = -math.inf
+        return values
+
+    return next_log_probabilities
+
+
+def full_forward(model: Any, source: Sequence[int], logits: bool = False) -> NextLogProbabilities:
     """Return this function for a model: a complete pass of the decoder for each unpadded sentence and prefix.
 
     Results are cached by prefix for searches with other beams and alphas.
+
+    logits: return logits instead
     """
     with torch.no_grad():
         encoded = model.get_encoder()(torch.tensor([list(source)]))
@@ -162,7 +190,8 @@ def full_forward(model: Any, source: Sequence[int]) -> NextLogProbabilities:
         if prefix not in known:
             with torch.no_grad():
                 output = model(encoder_outputs=encoded, decoder_input_ids=torch.tensor([list(prefix)]), use_cache=False)
-            known[prefix] = torch.log_softmax(output.logits[0, -1].double(), dim=-1).numpy()
+            last = output.logits[0, -1].double()
+            known[prefix] = (last if logits else torch.log_softmax(last, dim=-1)).numpy()
         return known[prefix]
 
     return next_log_probabilities

@@ -1,6 +1,8 @@
 """Tiny checkpoints of other toolkits, with the results of each toolkit (tests/fixtures; more in ../shared)."""
 
 import functools
+import json
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
+from saved_model import change_json
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
@@ -93,6 +97,31 @@ def converted(name: str) -> Golden:
     folder = Path(tempfile.mkdtemp()) / name
     main([str(golden(name)), str(folder)])
     return Golden(golden(name), folder)
+
+
+def opus_folder(folder: Path, codes: list[str], two_vocabularies: bool) -> Path:
+    """Return a copy of a MarianMTModel that has language codes or separate vocabularies, as models of OPUS-MT have."""
+    shutil.copytree(golden("hf-marian"), folder)
+    source = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    tensors, shared = load_file(folder / "model.safetensors"), "model.shared.weight"
+    source |= {code: len(source) + n for n, code in enumerate(codes)}
+    tensors[shared] = torch.cat((tensors[shared], torch.ones(len(codes), tensors[shared].shape[1])))
+    bias = tensors["final_logits_bias"]
+    tensors["final_logits_bias"] = torch.cat((bias, torch.zeros(1, len(codes))), dim=1)
+    changes: dict[str, Any] = {"vocab_size": len(source), "decoder_vocab_size": len(source)}
+    if two_vocabularies:
+        words = [token for token in source if token not in ("</s>", "<unk>", "<pad>")]
+        target = source | {word: source[other] for word, other in zip(words, reversed(words), strict=True)}
+        (folder / "target_vocab.json").write_text(json.dumps(target), encoding="utf-8")
+        for side in ("encoder", "decoder"):
+            tensors[f"model.{side}.embed_tokens.weight"] = tensors[shared].clone()
+        tensors["lm_head.weight"] = tensors.pop(shared)
+        changes |= {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+        change_json(folder / "tokenizer_config.json", separate_vocabs=True)
+    (folder / "vocab.json").write_text(json.dumps(source), encoding="utf-8")
+    change_json(folder / "config.json", **changes)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
 def change_marians_options(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:

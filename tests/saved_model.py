@@ -125,6 +125,18 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.fixture(scope="session")
+def exported_with_repetition(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained model in the folder `model`, and its export with the settings against repetitions in `onnx`."""
+    from conversion.onnx.__main__ import main
+
+    return made_once(
+        tmp_path_factory,
+        "exported_with_repetition",
+        lambda folder: main([str(saved_model(folder / "model")), str(folder / "onnx"), "--repetition", "--text"]),
+    )
+
+
 @contextmanager
 def already_exported(folder: Path, change: Callable[[Any], object] = lambda graph: None) -> Iterator[None]:
     """Let exports begin with the folder's graph, which `change` may modify: torch's exporter takes most of the time."""
@@ -135,7 +147,7 @@ def already_exported(folder: Path, change: Callable[[Any], object] = lambda grap
     graph = onnx.load(folder / "model.onnx")
     change(graph.graph)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "export_single_graph", lambda model, attention: copy.deepcopy(graph))
+        patch.setattr(export, "export_single_graph", lambda model, *options: copy.deepcopy(graph))
         yield
 
 

@@ -8,7 +8,7 @@ from conftest import padded, random_sentences
 
 from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE
-from vaswani_transformer.onnx_translator import graph_inputs
+from vaswani_transformer.onnx_translator import graph_inputs, has_repetition
 from vaswani_transformer.search_vaswani_transformer import SearchSettings
 
 PAD = 1
@@ -98,7 +98,8 @@ def by_search(model: Any, batch: dict[str, Any], beams: int, alpha: float, **set
 def by_graph(session: Any, batch: dict[str, Any], **settings: Any) -> Found:
     """Run the graph; settings that are not given have the graph's defaults."""
     inputs = {name: tensor.numpy() for name, tensor in batch.items()}
-    changed = {name: value for name, value in graph_inputs(SearchSettings(**settings)).items() if name in settings}
+    every = graph_inputs(SearchSettings(**settings), has_repetition(session))
+    changed = {name: value for name, value in every.items() if name in settings}
     return found(*session.run(["sequences", "scores"], inputs | changed))
 
 

@@ -87,6 +87,15 @@ def test_a_token_over_several_words_is_shared_by_their_characters() -> None:
     np.testing.assert_allclose(shares, [[0.4, 0.6, 0], [0, 0, 1], [0, 0, 1], [0, 0, 0]])
 
 
+def test_tokens_of_a_language_in_front_of_a_sentence_belong_to_no_word() -> None:
+    tokenizer: Any = train_tokenizer(GERMAN + ENGLISH, 320, symbols=[">>deu<<"])
+    text, prefix = "The house", ">>deu<< "
+    spans = token_spans(tokenizer.backend_tokenizer.encode(prefix + text), prefix)
+    assert spans[0] is None and spans[-1] is None
+    places = {place for span in spans if span for place in range(*span)}
+    assert places >= set(range(len(text))) - {3} and max(places) < len(text)
+
+
 # ---- translations ----------------------------------------------------------------------------------------------------
 
 
@@ -307,7 +316,7 @@ def test_chosen_heads_are_recorded_beside_the_other_settings(folder: Path, tmp_p
         (tmp_path / name).write_text("\n".join(content) + "\n", encoding="utf-8")
     path = folder / "generation_config.json"
     before = json.loads(path.read_text(encoding="utf-8"))
-    arguments = ["--model", str(folder), "--source", str(tmp_path / "source"), "--target", str(tmp_path / "target")]
+    arguments = [str(folder), "--source", str(tmp_path / "source"), "--target", str(tmp_path / "target")]
     main(["choose-heads", *arguments, "--reference", str(tmp_path / "links")])
     rates = re.findall(
         r"^layer \d head \d, (?:predicting|reading) the word: error rate (.*)$", capfd.readouterr().out, re.M
@@ -349,7 +358,7 @@ def test_possible_links_are_read(tmp_path: Path) -> None:
 def test_translate_prints_an_alignment_for_each_line(model_folder: Path, tmp_path: Path, capfd) -> None:
     lines = [text.replace("\n", " ").replace("\r", " ") for text in ODD_TEXTS]
     (tmp_path / "in").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    arguments = ["translate", "--model", str(model_folder), "--input", str(tmp_path / "in"), "--max-new-tokens", "20"]
+    arguments = ["translate", str(model_folder), "--input", str(tmp_path / "in"), "--max-new-tokens", "20"]
     main([*arguments, "--alignments"])
     rows = [row.split("\t") for row in capfd.readouterr().out.split("\n")[:-1]]
     assert [len(row) for row in rows] == [2] * len(lines)
@@ -369,7 +378,7 @@ def test_parts_without_alignments_are_not_resumed_with_them(
 ) -> None:
     (tmp_path / "in").write_text("\n".join(ENGLISH) + "\n", encoding="utf-8")
     files = ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
-    arguments = ["translate", "--model", str(model_folder), *files, "--chunk-lines", "2"]
+    arguments = ["translate", str(model_folder), *files, "--chunk-lines", "2"]
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")  # leaves the parts to the first process
     main(arguments)

@@ -112,6 +112,26 @@ def test_decode_measures_every_system_on_the_same_sentences(exported: Path, tmp_
     assert int(by_system["onnx"]["peak_megabytes"]) * 2 < int(by_system["torch generate()"]["peak_megabytes"])
 
 
+def test_throughput_compares_every_way_to_use_the_cores(exported: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    text, reference = write_lines(tmp_path / "text", ENGLISH), write_lines(tmp_path / "reference", GERMAN)
+    record = tmp_path / "throughput.csv"
+    words = ["--rounds", 1, "--cores", 2, "--record", record]
+    run("throughput", "--model", exported / "model", "--source", text, "--reference", reference, "--torch", *words)
+    run("throughput", "--small", "--sentences", 4, "--tokens-only", *words)
+    rows = read_rows(record)
+    assert {row["way"] for row in rows if row["system"] == "ctranslate2"} == {
+        "one thread", *(f"{way} 2, batches of {size}" for way in ("intra", "inter") for size in (32, 64))
+    }  # fmt: skip
+    ours = [row for row in rows if row["system"] != "ctranslate2"]
+    assert {row["way"] for row in ours} == {"one thread", "intra 2", "workers 2"}
+    assert len({row["bleu"] for row in ours if row["unit"] == "texts" and row["precision"] == "float32"}) == 1
+    for row in rows:
+        peer = row["fastest_of_ctranslate2"]
+        assert row["speedup_vs_one_thread"] == "1.00" or row["way"] != "one thread"
+        assert row["speedup_vs_ctranslate2"] == "1.00" or (row["system"], row["way"]) != ("ctranslate2", peer)
+
+
 def test_other_benchmarks_of_a_cpu_record_rows(exported: Path, data: Path) -> None:
     text = data / "val.en"
     words = ["--source", text, "--sentences", 8, "--batch-size", 4, "--most", 5, "--record", data / "profile.csv"]

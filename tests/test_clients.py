@@ -1,5 +1,6 @@
 """Third-party clients that call the model in ways of their own, compared with generate() and autograd."""
 
+import urllib.error
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import torch
 from saved_model import ENGLISH, GERMAN, trained_model, trained_tokenizer, untrained_model
 from torch import Tensor
 from torch.utils.data import DataLoader
+from translation_server import in_thread
 
+from vaswani_transformer import TorchTranslator
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 
 pytestmark = pytest.mark.slow
@@ -139,3 +142,36 @@ def test_lightning_trains_and_predicts_as_a_plain_loop(tmp_path: Path) -> None:
     restored = Module.load_from_checkpoint(tmp_path / "trained.ckpt", weights_only=True)
     assert restored.model.lm_head.weight is restored.model.model.shared.weight
     assert translations(restored.model.eval(), ENGLISH) == expected
+
+
+def test_clients_of_libretranslate_translate_with_a_server() -> None:
+    libretranslatepy: Any = pytest.importorskip("libretranslatepy", reason=NEEDED)
+    deep_translator: Any = pytest.importorskip("deep_translator", reason=NEEDED)
+    exceptions: Any = pytest.importorskip("deep_translator.exceptions", reason=NEEDED)
+    translatehtml: Any = pytest.importorskip("translatehtml", reason=NEEDED)
+    translator = TorchTranslator(trained_model(), trained_tokenizer())
+    expected = translator.translate(ENGLISH)
+    with in_thread(translator, api_key="secret") as (address, _):
+        url = f"http://127.0.0.1:{address.port}/"
+        client = libretranslatepy.LibreTranslateAPI(url, "secret")
+        assert [client.translate(text, "en", "de") for text in ENGLISH] == expected
+        assert [language["code"] for language in client.languages()] == ["en", "de"]
+        with pytest.raises(urllib.error.HTTPError, match="400"), client.translate("a", "en", "fr"):
+            pass
+
+        options = {"source": "English", "target": "German", "custom_url": url}
+        deep = deep_translator.LibreTranslator(api_key="secret", **options)
+        assert deep.translate_batch(ENGLISH) == expected
+        with pytest.raises(exceptions.AuthorizationException):
+            deep_translator.LibreTranslator(api_key="public", **options).translate("a")
+
+        class Translation:  # as those of Argos Translate
+            def translate(self, text: str) -> str:
+                return client.translate(text, "en", "de")
+
+        page = "".join(f'<p class="a">{text}</p><code>x</code>' for text in ENGLISH)
+        translated = str(translatehtml.translate_html(Translation(), page))
+        assert translated == address.translate(page, format="html", api_key="secret").json["translatedText"]
+        for text, translation in zip(ENGLISH, expected, strict=True):
+            page = page.replace(text, translation)
+        assert translated == page

@@ -1,16 +1,20 @@
 """Uses of a converted model: fine-tuning, ONNX, the Translator; with one vocabulary and with two."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import write_lines
-from golden import Golden, converted
+from golden import Golden, converted, golden, opus_folder
 from safetensors.torch import load_file
+from saved_model import change_json
 from training_child import TrainingProcess
+from transformers import MarianMTModel, MarianTokenizer
 
+from conversion.__main__ import main
 from vaswani_transformer import Translator
 from vaswani_transformer.loading import load_config
 
@@ -74,6 +78,44 @@ def test_fine_tuning_improves_the_score(name: str, tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+@pytest.mark.parametrize("two_vocabularies", [False, True])
+def test_a_fine_tuned_model_of_opus_mt_returns_to_plain_transformers(two_vocabularies: bool, tmp_path: Path):
+    """MarianMTModel and MarianTokenizer load it, and find the same tokens, or with beam search others that score less.
+
+    transformers drops a finished hypothesis that is not among the best `num_beams` of its step.
+    """
+    pytest.importorskip("sentencepiece")
+    theirs = opus_folder(tmp_path / "theirs", [">>deu<<", ">>nld<<"], two_vocabularies)
+    main([str(theirs), str(tmp_path / "ours")])
+    checkpoint = Golden(theirs, tmp_path / "ours")
+    keys = {"learning_rate": 1e-3, "max_steps": 5, "validate_every": None, "validation": [], "length_penalty": 0.0}
+    tuned = fine_tuned(checkpoint, tmp_path, **keys)
+    main([str(tuned), str(tmp_path / "back"), "--to", "hf-marian"])
+
+    before, after = (load_file(folder / "model.safetensors") for folder in (theirs, tmp_path / "back"))
+    assert before.keys() == after.keys()
+    changed = [name for name in before if not torch.equal(before[name], after[name])]
+    assert len(changed) > len(before) // 2
+    marian: Any = MarianMTModel.from_pretrained(tmp_path / "back", local_files_only=True).eval()
+    tokenizer: Any = MarianTokenizer.from_pretrained(tmp_path / "back")
+    translator = Translator.from_pretrained(tuned, device="cpu")
+    for source in checkpoint.texts[0]:
+        batch = tokenizer(f">>deu<< {source}", return_tensors="pt")
+        for beams in (1, 4):
+            options = {"num_beams": beams, "length_penalty": 0.0, "max_new_tokens": 30}
+            expected = marian.generate(**batch, **options)[0, 1:].tolist()
+            ((best,),) = translator.find_hypotheses(source, target_language="deu", split_sentences=False, **options)
+            text = tokenizer.decode(expected, skip_special_tokens=True)
+            if beams == 1 or best.tokens == expected:
+                assert (best.tokens, best.text) == (expected, text)
+            else:
+                log_probabilities = marian(**batch, labels=torch.tensor([expected])).logits.log_softmax(-1)[0]
+                chosen = log_probabilities.gather(-1, torch.tensor(expected)[:, None])
+                assert best.score > chosen.sum().item() + 1e-4
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMES, "fairseq-learned", "fairseq-relu-squared", "tensor2tensor"])
 def test_exported_converted_models_translate_as_torch(name: str, tmp_path: Path):
     pytest.importorskip("onnxruntime")
@@ -98,3 +140,39 @@ def test_a_source_vocabulary_without_eos_translates():
     assert len(score.tokens) == 2  # the word and </s>
     (translation,) = translator.translate("src0 src1")
     assert translation
+
+
+def search_of(folder: Path) -> dict:
+    settings = json.loads((folder / "generation_config.json").read_text())
+    names = ("num_beams", "length_penalty", "early_stopping", "extra_length", "max_new_tokens", "suppress_tokens")
+    return {name: settings[name] for name in names if name in settings}
+
+
+def test_settings_of_the_search_come_along(tmp_path: Path, capsys):
+    theirs = shutil.copytree(golden("hf-marian"), tmp_path / "theirs")
+    change_json(
+        theirs / "generation_config.json",
+        num_beams=6, length_penalty=0.8, max_length=33, bad_words_ids=[[61], [5], [7, 8]], no_repeat_ngram_size=3,
+    )  # fmt: skip
+    main([str(theirs), str(tmp_path / "ours")])
+    assert search_of(tmp_path / "ours") == {
+        **{"num_beams": 6, "length_penalty": 0.8, "early_stopping": False, "max_new_tokens": 32},
+        "suppress_tokens": [5, 61],
+    }
+    said = capsys.readouterr().out
+    assert "The search here does not have the checkpoint's no_repeat_ngram_size 3, bad_words_ids [7, 8]." in said
+    assert "search: num_beams=6, length_penalty=0.8, early_stopping=False, max_new_tokens=32" in said
+    translator = Translator.from_pretrained(tmp_path / "ours", device="cpu")
+    assert translator.search.num_beams == 6 and translator.search.max_new_tokens == 32
+    paper = {"num_beams": 4, "length_penalty": 0.6, "early_stopping": "never", "extra_length": 50}
+    main([str(theirs), str(tmp_path / "paper"), "--paper-search"])
+    assert search_of(tmp_path / "paper") == paper | {"suppress_tokens": [61]}
+
+
+def test_marians_settings_come_along(tmp_path: Path):
+    theirs = shutil.copytree(golden("marian"), tmp_path / "theirs")
+    decoder = theirs / "model.npz.decoder.yml"
+    decoder.write_text(decoder.read_text().replace("normalize: 0", "normalize: 0.6"))
+    main([str(theirs), str(tmp_path / "ours")])
+    found = search_of(tmp_path / "ours")
+    assert (found["num_beams"], found["length_penalty"], found["extra_length"]) == (12, 0.6, 50)

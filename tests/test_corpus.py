@@ -1,5 +1,6 @@
 """The tokenised text of a recipe: nothing is lost, and errors name the file and line."""
 
+import copy
 import gzip
 import json
 import re
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from saved_model import change_json
+from tokenizers.normalizers import Sequence
 from transformers import AutoTokenizer
 
 from training.corpus import FILES, count_overlap, load_corpus, open_corpus
@@ -129,6 +131,20 @@ def test_control_tokens_and_characters_are_ordinary_text(tmp_path, load, tokeniz
     corpus, _ = load()
     assert texts_of(corpus, tokenizer) == [tuple(map(clean_text, pair))]
     assert (corpus.source_ids == 2).sum() == 1
+
+
+def test_texts_are_cleaned_for_the_tokenizers_of_others(tmp_path, tokenizer, recipe_for):
+    """As the Translator cleans them: a tokenizer without a normalizer would learn invisible characters."""
+    other = copy.deepcopy(tokenizer)
+    other.backend_tokenizer.normalizer = Sequence([])
+    write_both(tmp_path, ["The\u00ad\xa0 cat.", "a dog"], ["Die\u200b  Katze.", "ein Hund"])
+    recipe = recipe_for()
+    corpora = [
+        load_corpus(open_texts(recipe, ["train"]), each, recipe, tmp_path / str(number), lambda _: None)
+        for number, each in enumerate((tokenizer, other))
+    ]
+    for corpus in corpora:
+        assert texts_of(corpus, tokenizer) == [("The cat.", "Die Katze."), ("a dog", "ein Hund")]
 
 
 @pytest.mark.parametrize("add", ["add_tokens", "add_special_tokens"])

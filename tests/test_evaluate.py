@@ -228,7 +228,7 @@ def test_a_row_that_does_not_fit_is_refused_before_translating(model_folder, ref
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "nowhere: no such model folder"),
+        (["nowhere"], "nowhere: no such folder"),
         (["model"], "has no run.json; pass --config RECIPE"),
         (["model", "--source", "s"], "--source and --reference come together"),
         (["model", "--source", "r", "--reference", "two"], "r has 3 lines, two has 2"),

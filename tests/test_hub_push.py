@@ -581,7 +581,7 @@ def test_another_graph_under_the_same_name_is_refused(exported, tmp_path, refuse
         onnx.numpy_helper.from_array(np.array(2), "num_beams")
     )
     onnx.save(graph, folder / "onnx" / "model.onnx")
-    for arguments in (["push", folder, REPO], ["translate", "--model", folder, "--backend", "onnx"]):
+    for arguments in (["push", folder, REPO], ["translate", folder, "--backend", "onnx"]):
         run = main if arguments[0] == "push" else command_line
         assert "model.onnx is not the graph that was exported" in refused(run, arguments, 3)
 

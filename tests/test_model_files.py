@@ -13,8 +13,8 @@ from saved_model import ENGLISH, VOCABULARY, change_json, trained_model, trained
 
 from vaswani_transformer import SearchSettings, TorchTranslator, Translator
 from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.hub_files import find_folder
 from vaswani_transformer.loading import load_model, load_tokenizer
-from vaswani_transformer.model_folder import find_folder
 
 WEIGHTS = "model.safetensors"
 FILES = ["config.json", "generation_config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json"]
@@ -178,8 +178,8 @@ def test_a_tokenizer_of_another_model_is_refused(folder):
 @pytest.mark.parametrize(
     "field, value",
     [
-        ("no_repeat_ngram_size", 3),
-        ("repetition_penalty", 1.2),
+        ("encoder_no_repeat_ngram_size", 3),
+        ("encoder_repetition_penalty", 1.2),
         ("do_sample", True),
         ("stop_strings", ["a"]),
         ("watermarking_config", {"greenlist_ratio": 0.5}),
@@ -196,9 +196,9 @@ def test_settings_that_only_generate_supports_are_refused(folder, field, value):
 
 
 def test_a_model_in_memory_is_refused_settings_that_only_generate_supports(folder):
-    change_json(folder / "generation_config.json", no_repeat_ngram_size=3)
+    change_json(folder / "generation_config.json", bad_words_ids=[[3]])
     model = load_model(folder, device="cpu")
-    with pytest.raises(InputError, match="no_repeat_ngram_size is 3, which generate"):
+    with pytest.raises(InputError, match=r"bad_words_ids is \[\[3\]\], which generate"):
         TorchTranslator(model, trained_tokenizer())
 
 

@@ -41,6 +41,7 @@ from vaswani_transformer import SearchSettings
 from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.loading import load_model, load_tokenizer
 from vaswani_transformer.onnx_translator import OnnxTranslator
+from vaswani_transformer.search_vaswani_transformer import REPETITION
 from vaswani_transformer.translator import NotFiniteError
 
 pytestmark = pytest.mark.timeout(1200)  # an export takes 20 seconds of an idle processor, and minutes of a busy one
@@ -100,7 +101,7 @@ def test_the_graph_has_standard_operators_and_documented_inputs(graph: onnx.Mode
     onnx.checker.check_model(graph, full_check=True)
     assert [(opset.domain, opset.version) for opset in graph.opset_import] == [("", 20)]
     assert not graph.functions
-    settings = [*vars(SearchSettings())]
+    settings = [name for name in vars(SearchSettings()) if name not in REPETITION]
     names = ["input_ids", "attention_mask", *settings]
     assert [value.name for value in graph.graph.input] == names
     assert {tensor.name for tensor in graph.graph.initializer} & set(names) == set(settings)
@@ -297,6 +298,7 @@ def test_a_text_without_finite_scores_is_named(exported: Path, graph: onnx.Model
         ("{model} {output} --sentences /dev/null", "has no sentence: every line is blank"),
         ("{model} {output} --sentences /dev/null --layout split", "--sentences needs .*: --layout single"),
         ("{model} {output} --text --layout split", "--text needs .*: --layout single"),
+        ("{model} {output} --repetition --layout split", "--repetition needs .*: --layout single"),
         ("{model} {output} --text --for transformers.js", "--text needs .*: --layout single"),
         ("{model} {output} --no-defaults --layout split", "--no-defaults needs .*: --layout single"),
         ("{model} {output} --text --attention", "--attention cannot be combined with --text; export twice"),

@@ -64,6 +64,11 @@ CASES = {
         ["b", "r", "w"],
         [*PAIRS, "GatherND x"],
     ),
+    "GatherElements with a shared index": (
+        lambda op: op.Add(*(op.GatherElements("x", index, axis=1) for index in [row_index(op)] * 2), name="result"),
+        ["b", "r", "w"],
+        [*PAIRS, "GatherND x", "GatherND x", "Add op.10"],
+    ),
     "GatherND": (lambda op: op.GatherND("x", op.Unsqueeze("first", [1]), name="result"), ["n", "s", "w"], ["Gather x"]),
     "Gather": (
         lambda op: op.Gather("x", op.Reshape("first", [-1]), axis=0, name="result"),

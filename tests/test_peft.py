@@ -158,7 +158,7 @@ def adapter_folder(model_folder, tmp_path) -> Path:
 
 @pytest.mark.parametrize(
     "command",
-    ["translate --model {}", "translate --backend onnx --model {}", "evaluate {} --source {}/text --reference {}/text"],
+    ["translate {}", "translate --backend onnx {}", "evaluate {} --source {}/text --reference {}/text"],
 )
 def test_the_folder_of_an_adapter_is_refused_with_a_remedy(adapter_folder, model_folder, command, capsys):
     write_lines(adapter_folder / "text", ENGLISH)

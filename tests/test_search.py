@@ -7,9 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from brute_force import END, PAD, START, Found, beam_search, enumerate_everything, full_forward, length_penalty
+from brute_force import (
+    END,
+    PAD,
+    START,
+    Found,
+    against_repetitions,
+    beam_search,
+    enumerate_everything,
+    full_forward,
+    length_penalty,
+)
 from conftest import ModelMaker, padded, random_sentences
-from searches import by_search
+from searches import by_generate, by_search, check_same
 from transformers import GenerationConfig
 
 # Decisions that differ by less are equal in float32: the accumulated log-probabilities of a sentence differ by up to
@@ -246,6 +256,31 @@ def test_beam_1_is_greedy_search(lively_model: ModelMaker) -> None:
             assert tokens_of(row) == truth.hypotheses[0].tokens
             ended += truth.hypotheses[0].ended
     assert ended >= 10
+
+
+@pytest.mark.parametrize("beams", [1, 2, 4])
+@pytest.mark.parametrize(("size", "penalty"), [(1, 1.0), (2, 1.0), (3, 1.0), (0, 1.3), (0, 0.7), (2, 1.5)])
+def test_settings_against_repetitions_equal_brute_force(
+    lively_model: ModelMaker, beams: int, size: int, penalty: float
+) -> None:
+    """In generate() and in the search in tensors; they change translations."""
+    comparison, changed = Comparison(), 0
+    for seed in (1, 6):
+        model = lively_model(seed, 8.0, vocab_size=20)
+        sentences = random_sentences(seed, count=5, vocab_size=20, longest=7)
+        batch = padded(sentences)
+        settings = {"extra_length": 8, "no_repeat_ngram_size": size, "repetition_penalty": penalty}
+        tensors = by_search(model, batch, beams, 0.6, **settings)
+        check_same(tensors, by_generate(model, batch, beams, 0.6, **settings))
+        changed += sum(map(operator.ne, tensors.tokens, by_search(model, batch, beams, 0.6, extra_length=8).tokens))
+        assert tensors.scores is not None
+        for sentence, tokens, scores in zip(sentences, tensors.tokens, tensors.scores.tolist(), strict=True):
+            forward = against_repetitions(model, sentence, size=size, penalty=penalty, greedy=beams == 1)
+            truth = beam_search(forward, beams=beams, alpha=0.6, limit=len(sentence) + 8)
+            found = [(tuple(row), score) for row, score in zip(tokens, scores, strict=True) if row]
+            comparison.add(f"seed {seed}, source {sentence}", found, truth)
+    comparison.check()
+    assert comparison.compared >= 6 * beams and changed >= 3
 
 
 @pytest.mark.parametrize("arguments", [{"num_beams": 1}, {"num_beams": 4}, {"num_beams": 1, "do_sample": True}])

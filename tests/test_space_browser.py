@@ -61,7 +61,7 @@ def address(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Ite
         widget = [{"text": sentence} for sentence in ENGLISH]
         contents["README.md"] = f"---\n{json.dumps({'widget': widget})}\n---\n# A model\n".encode()
         hub.create(f"{OWNER}/model", **contents)
-        main(["space", f"{OWNER}/space", "--model", f"{OWNER}/model", "--to-folder", str(home / "space")])
+        main(["space", f"{OWNER}/model", f"{OWNER}/space", "--to-folder", str(home / "space")])
         with (home / "log").open("w") as log:
             variables = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
             env = environment(**variables, GRADIO_SERVER_PORT=str(port))

@@ -245,7 +245,7 @@ def test_the_readme_and_the_requirements_pin_the_same_gradio():
 
 def test_a_written_space_names_its_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "space"
-    main(["space", "someone/attention", "--model", "owner/model", "--revision", "v1", "--to-folder", str(out)])
+    main(["space", "owner/model", "someone/attention", "--revision", "v1", "--to-folder", str(out)])
     assert f"hf upload someone/attention {out} . --repo-type space" in capsys.readouterr().out
     assert {path.name for path in out.iterdir()} == {path.name for path in SPACE.iterdir()} | {"model.json"}
     assert json.loads((out / "model.json").read_text()) == {"id": "owner/model", "revision": "v1"}

@@ -72,6 +72,17 @@ def test_processes_share_the_parts_and_keep_the_order(start, work, tmp_path):
     assert not (tmp_path / "out.parts").exists()
 
 
+def test_workers_keep_the_order_and_finish_what_precedes_an_error(words, work, tmp_path, refused):
+    main(words(workers=2, **{"batch-tokens": 60}))
+    assert lines_of(tmp_path / "out") == work[1]
+    (tmp_path / "out").unlink()
+    lines = lines_of(work[0] / "text")
+    long = write_lines(tmp_path / "long", [*lines[: 2 * PART], "x" * 1000])
+    error = refused(main, words(input=long, workers=2, **{"max-characters": 500}))
+    assert f"line {2 * PART + 1} has 1,000 characters" in error
+    assert sorted(path.name for path in (tmp_path / "out.parts").glob("part-*")) == ["part-0000000", "part-0000001"]
+
+
 def test_a_killed_translation_resumes_with_the_missing_parts(start, words, work, tmp_path, refused):
     parts = tmp_path / "out.parts"
     process = start(**{"batch-tokens": 1})  # slow
@@ -171,6 +182,21 @@ WRAPPED = [
     ("Text.\n---\nMore\ntext.", ["Text.", "---", "More text."]),
     ("| a | b |\n|---|---|\n| c | d |", ["| a | b |", "|---|---|", "| c | d |"]),
     ("今天天气\n很好。", ["今天天气很好。"]),
+    (
+        "LS(1)    User Commands    LS(1)\n\nNAME\n    ls - list\nSYNOPSIS\n    ls [file]\nTEXT\n"
+        "    one two three four five\n    six.",
+        [
+            "LS(1)    User Commands    LS(1)",
+            "",
+            "NAME",
+            "    ls - list",
+            "SYNOPSIS",
+            "    ls [file]",
+            "TEXT",
+            "    one two three four five six.",
+        ],
+    ),
+    ("* one two\n  three\nlong line of text\nmore", ["* one two three", "long line of text more"]),
     ("> quoted\n> lines\n\n\nEnd.", ["> quoted", "> lines", "", "", "End."]),
 ]
 
@@ -202,11 +228,27 @@ def test_a_wrapped_text_gives_a_line_for_each_paragraph(words, work, tmp_path):
     ],
 )
 def test_doubtful_translations_are_named(translation, text, is_cut, ratio, reasons):
-    assert find_reasons([11, 12, 13, 14, 15, 16, 2], translation, text, is_cut, ratio) == reasons
+    assert find_reasons([11, 12, 13, 14, 15, 16, 2], translation, "b", text, is_cut, ratio) == reasons
+
+
+@pytest.mark.parametrize(
+    "source, translation, missing",
+    [
+        ("%s of %d files", "%d Dateien von %s", []),
+        ("%s of %s files", "%s Dateien", ["%s"]),
+        ("%(name)s has {0} of {count}", "{0} von {count}", ["%(name)s"]),
+        ("%1$s, %5.2f, %lu, %-10s", "%1$s", ["%-10s", "%5.2f", "%lu"]),
+        ("File %1: ${HOME}, {}, @PREFIX@", "Datei", ["${HOME}", "%1", "@PREFIX@", "{}"]),
+        ("It is 100% sure, 5 % of a@b.org {", "Es ist sicher", []),
+    ],
+)
+def test_lost_placeholders_are_named(source, translation, missing):
+    reasons = find_reasons([5, 6, 2], [5, 7, 2], source, translation, False, None)
+    assert reasons == [f"the translation lacks {name}" for name in missing]
 
 
 def test_a_loop_that_the_source_has_is_no_doubt():
-    assert find_reasons([5] * 6 + [2], [7] * 6 + [2], "ha ha ha ha ha ha", False, None) == []
+    assert find_reasons([5] * 6 + [2], [7] * 6 + [2], "ha ha ha ha ha ha", "ha ha ha ha ha ha", False, None) == []
 
 
 def test_a_report_lists_doubtful_translations_and_changes_none(words, tmp_path, capsys, refused):

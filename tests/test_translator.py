@@ -196,8 +196,9 @@ def test_a_text_without_finite_scores_is_named():
     good, bad = "a b", "c. z"
     for call in (translator.translate, translator.find_hypotheses):
         assert len(call([good, good])) == 2
-        with pytest.raises(NotFiniteError, match="^text 2: the model's log-probabilities are NaN or infinite"):
-            call([good, bad, good])
+        for workers in (1, 2):
+            with pytest.raises(NotFiniteError, match="^text 2: the model's log-probabilities are NaN or infinite"):
+                call([good, bad, good], batch_tokens=1, workers=workers)
     assert len(translator.score([good], [bad])) == 1
     with pytest.raises(NotFiniteError, match="^target 2: the model's"):
         translator.score([good, bad], [good, good])
@@ -273,12 +274,18 @@ def test_batch_tokens_counts_padding_and_beams(translator):
         ({"num_beams": 2.5}, "num_beams is 2.5; it must be an integer"),
         ({"num_return_sequences": 5}, r"between 1 and 4 \(num_beams\)"),
         ({"batch_tokens": 0}, "batch_tokens is 0"),
+        ({"workers": 0}, "workers is 0"),
         ({"max_source_length": 3}, "max_source_length is 3"),
         ({"beams": 4}, "beams: no such setting; there are num_beams, length_penalty, "),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"length_penalty": math.nan}, "length_penalty is nan"),
         ({"length_penalty": "much"}, "length_penalty is 'much'"),
         ({"length_penalty": -1.5}, "length_penalty is -1.5; it must lie between -1 and 5"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1; it must lie between 0 and 100000"),
+        ({"no_repeat_ngram_size": 2.0}, "no_repeat_ngram_size is 2.0; it must be an integer"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0; it must lie between 0.1 and 10 .1: off"),
+        ({"repetition_penalty": "1.3"}, "repetition_penalty is '1.3'"),
+        ({"repetition_penalty": True}, "repetition_penalty is True"),
     ],
 )
 def test_an_invalid_option_is_refused_with_its_limits(translator, options, named):

@@ -23,6 +23,7 @@ import numpy as np
 from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.model_folder import files_sha256, read_json_object, write_json
+from vaswani_transformer.sentences_vaswani_transformer import choose_cleaning, cleans_itself
 
 from .parallel_text import (
     HELD_OUT_EVERY,
@@ -229,6 +230,8 @@ def tokenise(
     backends = [tokenizer.backend_tokenizer for tokenizer in tokenizers]
     for backend in backends:  # control tokens in the text are ordinary text
         backend.encode_special_tokens = True
+    # The texts that the Translator gives the tokenizer. One that this package has trained cleans them itself.
+    cleaners = [str if cleans_itself(each.normalizer) else choose_cleaning(each.normalizer) for each in backends]
     # A text of invisible characters has no other tokens.
     nothing = np.array([len(backend.encode("").ids) for backend in backends])
     dtype = np.dtype(np.uint16 if max(map(len, tokenizers)) <= 1 << 16 else np.uint32)
@@ -241,8 +244,8 @@ def tokenise(
         for text, chunk in ((each, chunk) for each in texts for chunk in each.chunks()):
             pairs, lines = _usable_text(chunk, settings, dropped, joined, f"{text.name}:" if len(texts) > 1 else "")
             ids = [
-                [encoded.ids for encoded in backend.encode_batch_fast([pair[side] for pair in pairs])]
-                for side, backend in enumerate(backends)
+                [encoded.ids for encoded in backend.encode_batch_fast([clean(pair[side]) for pair in pairs])]
+                for side, (backend, clean) in enumerate(zip(backends, cleaners, strict=True))
             ]
             lengths = np.array([[len(row) for row in rows] for rows in ids], dtype=np.int32)  # (2, pairs)
             keep = _within_limits(lengths, nothing, lines, settings, dropped)

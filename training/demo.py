@@ -75,7 +75,7 @@ def demo(
     translate_eight(console, folder, test)
 
     console.print("\n[bold]5. Pictures:[/] the English words that each German word attends to; positional encodings.")
-    run("plot", "attention", "--model", model, "--source", EXAMPLE_SENTENCE, "--output", folder / "attention.png")
+    run("plot", "attention", model, "--source", EXAMPLE_SENTENCE, "--output", folder / "attention.png")
     run("plot", "positions", "--output", folder / "positions.png")
 
     console.print("\n[bold]6. One ONNX file[/] that contains the search, compared with torch and timed beside it.")
@@ -97,7 +97,7 @@ def translate_eight(console: Console, folder: Path, test: list[tuple[str, str, s
     eight = [next(row for row in test if row[0] == kind) for kind in SENTENCE_KINDS]
     sources, translations = folder / "eight.en", folder / "eight.de"
     sources.write_text("".join(f"{source}\n" for _, source, _ in eight), encoding="utf-8")
-    run("translate", "--model", folder / "model", "--input", sources, "--output", translations)
+    run("translate", folder / "model", "--input", sources, "--output", translations)
     table = Table("English", "German", "", box=None, padding=(0, 2, 0, 0))
     for (_, source, reference), translation in zip(eight, read_lines(translations), strict=True):
         table.add_row(source, translation, "" if translation == reference else f"(reference: {reference})")
@@ -121,9 +121,9 @@ def export(folder: Path, sentences: list[str]) -> bool:
 def show_next_commands(console: Console, folder: Path, exported: bool) -> None:
     pipe, model = f'echo "{EXAMPLE_SENTENCE}" | ', folder / "model"
     for line in (
-        pipe + command_line("translate", "--model", model, "--n-best", "4"),
-        *([pipe + command_line("translate", "--model", folder / "onnx", "--backend", "onnx")] if exported else []),
-        command_line("score", "--model", model, "--source", folder / "eight.en", "--target", folder / "eight.de"),
+        pipe + command_line("translate", model, "--n-best", "4"),
+        *([pipe + command_line("translate", folder / "onnx", "--backend", "onnx")] if exported else []),
+        command_line("score", model, "--source", folder / "eight.en", "--target", folder / "eight.de"),
         command_line("plan", "--config", "paper_base_en_de"),
         command_line("train", "--data", "FOLDER", "--output-dir", "OUTPUT"),
     ):

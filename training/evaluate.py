@@ -14,7 +14,20 @@ import typer
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.lines import open_output, read_lines, remove_line_breaks
-from vaswani_transformer.options import Backend, BatchTokens, Device, Dtype, LengthPenalty, NumBeams
+from vaswani_transformer.model_argument import find_model, find_onnx_model
+from vaswani_transformer.options import (
+    Backend,
+    BatchTokens,
+    Device,
+    DryRun,
+    Dtype,
+    LengthPenalty,
+    Model,
+    NumBeams,
+    Revision,
+    TargetLanguage,
+    Workers,
+)
 from vaswani_transformer.training_run import read_run
 
 if TYPE_CHECKING:
@@ -31,7 +44,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command(help="Translate a test set and score it: BLEU in five variants, chrF, exact matches.")
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    context: typer.Context,
+    model: Model,
     source: Annotated[Path | None, typer.Option(help="Source sentences, one per line.")] = None,
     reference: Annotated[Path | None, typer.Option(help="Their translations, one per line.")] = None,
     config: Annotated[
@@ -42,18 +56,26 @@ def evaluate(
     kinds: Annotated[
         Path | None, typer.Option(help="The kind of each sentence, one per line, such as its source: scores by kind.")
     ] = None,
+    target_language: TargetLanguage = None,
     num_beams: NumBeams = None,
     length_penalty: LengthPenalty = None,
     device: Device = None,
     batch_tokens: BatchTokens = 8192,
+    workers: Workers = None,
     dtype: Dtype = None,
     backend: Backend = "torch",
     hypotheses: Annotated[Path | None, typer.Option(help="Write the translations to this file.")] = None,
     record_to: Annotated[Path | None, typer.Option("--record", help="Append the result to this CSV file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    revision: Revision = None,
+    dry_run: DryRun = False,
 ) -> None:
-    if not model.is_dir():
-        raise InputError(f"{model}: no such model folder")
+    if backend == "onnx":
+        folder = find_onnx_model(model, revision, dry_run, None)
+    else:
+        folder = find_model(context, model, revision, dry_run)
+    if not folder.is_dir():
+        raise InputError(f"{model}: no such folder")
     if record_to is not None and (dtype is not None or backend != "torch"):
         raise InputError("--record describes models as they were trained; use it without --dtype and --backend")
     from vaswani_transformer.loading import as_device
@@ -65,18 +87,20 @@ def evaluate(
 
     if record_to is not None:
         check_columns(record_to, RESULT_COLUMNS)
-    text = read_text(model, source, reference, config, data, test)
+    text = read_text(folder, source, reference, config, data, test)
     if kinds is not None:
         text = replace(text, kinds=read_kinds(kinds, len(text.sources)))
     if hypotheses is not None and (hypotheses.is_dir() or not hypotheses.parent.is_dir()):
         raise InputError(f"--hypotheses {hypotheses}: give the name of a file in an existing folder")
-    weights = "" if record_to is None else hash_weights(model)
-    translator: Translator = Translator.from_pretrained(model, backend=backend, device=device, dtype=dtype)
+    weights = "" if record_to is None else hash_weights(folder)
+    translator: Translator = Translator.from_pretrained(folder, backend=backend, device=device, dtype=dtype)
     search = translator.change_search(num_beams=num_beams, length_penalty=length_penalty)
     translations = translator.translate(
         text.sources,
         batch_tokens=batch_tokens,
+        workers=workers,
         split_sentences=False,  # as in training
+        target_language=target_language,
         progress=True,
         **vars(search),
     )
@@ -90,7 +114,7 @@ def evaluate(
         with open_output(hypotheses) as out:
             out.write("".join(f"{remove_line_breaks(line)}\n" for line in translations).encode())
     if record_to is not None:
-        append_row(record_to, model, text, result, as_device(device), weights)
+        append_row(record_to, folder, text, result, as_device(device), weights)
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,8 @@ def measure_bleu(network: Network, corpora: Corpora, lowercase: bool) -> dict[st
 
     translator = TorchTranslator(model, corpora.tokenizer, corpora.target_tokenizer)
     sources, references = corpora.validation_sentences
-    translations = translator.translate(sources, split_sentences=False)
+    # Several workers set torch's threads anew, which may change the last bits of later steps; a resumed run has not.
+    translations = translator.translate(sources, split_sentences=False, target_language="", workers=1)
     return {"validation_bleu": corpus_bleu(translations, references, lowercase)}
 
 

@@ -15,8 +15,9 @@ from torch import nn
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.hub_files import find_folder
 from vaswani_transformer.loading import load_config, load_generation_config
-from vaswani_transformer.model_folder import WEIGHTS, ModelFolder, file_sha256, find_folder, verify_manifest
+from vaswani_transformer.model_folder import WEIGHTS, ModelFolder, file_sha256, verify_manifest
 from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 
 from . import fsdp, machine

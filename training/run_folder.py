@@ -11,7 +11,17 @@ from typing import Any, BinaryIO
 
 from vaswani_transformer.atomic import lock, open_in_place, remove_stale
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
-from vaswani_transformer.model_folder import MANIFEST, SETTINGS_FILES, WEIGHTS, read_json_object, write_json
+from vaswani_transformer.hub_files import find_folder
+from vaswani_transformer.model_folder import (
+    CONVERSION_NOTES,
+    CONVERSION_RECORD,
+    MANIFEST,
+    ORIGINALS,
+    SETTINGS_FILES,
+    WEIGHTS,
+    read_json_object,
+    write_json,
+)
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.training_run import METRICS, RECORD, read_progress
 
@@ -19,8 +29,8 @@ from .model import model_config
 from .parallel_text import open_training_and_validation
 from .recipe import Recipe, RunSettings, Settings, differences
 
-FOLDERS = ("checkpoints", "corpus", TARGET_TOKENIZER)
-FILES = (RECORD, METRICS, "curve.png", MANIFEST, WEIGHTS, *SETTINGS_FILES)
+FOLDERS = ("checkpoints", "corpus", TARGET_TOKENIZER, ORIGINALS)
+FILES = (RECORD, METRICS, "curve.png", MANIFEST, WEIGHTS, CONVERSION_NOTES, CONVERSION_RECORD, *SETTINGS_FILES)
 
 
 def lock_run(output_dir: Path, say: Callable[[str], None]) -> BinaryIO:
@@ -105,6 +115,19 @@ def claim_output(output: Path, record: dict[str, Any], settings: Settings, say: 
             begun = False
     if not begun:
         write_json(path, record)
+        keep_conversion(output, settings)
+
+
+def keep_conversion(output: Path, settings: Settings) -> None:
+    """Copy what converting a fine-tuned model back to its toolkit needs, if it keeps the tokenizer of its weights."""
+    if settings.model.initial_weights is None or settings.tokenizer.tokenizer is not None:
+        return
+    folder = find_folder(settings.model.initial_weights)
+    for name in (CONVERSION_NOTES, CONVERSION_RECORD):
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, output / name)
+    if (folder / ORIGINALS).is_dir():
+        shutil.copytree(folder / ORIGINALS, output / ORIGINALS, dirs_exist_ok=True)
 
 
 def remove_unfinished(folder: Path) -> None:

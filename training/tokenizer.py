@@ -8,8 +8,8 @@ from typing import Any
 
 from vaswani_transformer.atomic import move_files, temporary_path
 from vaswani_transformer.errors import InputError
+from vaswani_transformer.hub_files import find_folder
 from vaswani_transformer.loading import load_tokenizer
-from vaswani_transformer.model_folder import find_folder
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 

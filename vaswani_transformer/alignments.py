@@ -64,10 +64,16 @@ def locate(part: str, text: str, start: int) -> list[int]:
     return places
 
 
-def token_spans(encoding: Any) -> list[Span | None]:
-    """Return the characters of each token, None for special tokens.  encoding: of the tokenizers library"""
-    is_special = encoding.special_tokens_mask
-    return [None if special else span for special, span in zip(is_special, encoding.offsets, strict=True)]
+def token_spans(encoding: Any, prefix: str = "") -> list[Span | None]:
+    """Return the characters of each token, None for special tokens.
+
+    encoding: of the tokenizers library;  prefix: in front of the text, whose tokens have None, too
+    """
+    first, spans = len(prefix), []
+    for is_special, (start, stop) in zip(encoding.special_tokens_mask, encoding.offsets, strict=True):
+        is_prefix = 0 < stop <= first
+        spans.append(None if is_special or is_prefix else (max(start - first, 0), max(stop - first, 0)))
+    return spans
 
 
 def decoded_spans(decode: Callable[[list[int]], str], tokens: list[int], end: int) -> list[Span | None]:

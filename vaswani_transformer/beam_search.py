@@ -30,7 +30,7 @@ from .modeling_vaswani_transformer import (
     gnmt_length_penalty,
     target_vocab_size,
 )
-from .search_vaswani_transformer import SearchSettings
+from .search_vaswani_transformer import NO_MAXIMUM, SearchSettings
 
 MASKED = torch.finfo(torch.float32).min  # the bias of positions that may not be attended to
 
@@ -43,6 +43,9 @@ class SettingTensors(NamedTuple):
     extra_length: Tensor
     max_new_tokens: Tensor  # 0: no common maximum
     min_new_tokens: Tensor
+    # None: a search without settings against repetitions, in which nothing is computed for them.
+    no_repeat_ngram_size: Tensor | None = None
+    repetition_penalty: Tensor | None = None
 
 
 class Memory(NamedTuple):
@@ -68,6 +71,9 @@ class Constants(NamedTuple):
     finished_rows: Tensor  # (beams,), the rows of `SearchState.tokens` with the finished hypotheses
     padding: Tensor  # (beams,), the padding token
     stops_when_finished: Tensor  # (), whether a sentence is done as soon as enough hypotheses have finished
+    # Empty without settings against repetitions. The penalty, the number of equal tokens after which the next token is
+    # banned, and whether the search is greedy, each ().
+    repetition: list[Tensor]
 
 
 class SearchState(NamedTuple):
@@ -85,6 +91,9 @@ class SearchState(NamedTuple):
     finished_scores: Tensor  # (batch, beams), log-probability / length penalty, best first; EMPTY_SCORE in a free slot
     length: Tensor  # (1,)
     done: Tensor  # (batch, 1), whether no later hypothesis can be among the results
+    # Empty without settings against repetitions. The live hypotheses with the start token, and for each of these tokens
+    # how many tokens before it are also the last ones of the hypothesis, both (batch, live, 1 + length).
+    history: list[Tensor]
 
 
 def start(
@@ -120,7 +129,11 @@ def start(
         finished_scores=torch.full((batch, beams), EMPTY_SCORE, device=device),
         length=torch.zeros(1, dtype=torch.long, device=device),
         done=torch.zeros(batch, 1, dtype=torch.bool, device=device),
+        history=[],
     )
+    if constants.repetition:
+        start_tokens = state.last_tokens[:, :, None]
+        state = state._replace(history=[start_tokens, torch.zeros_like(start_tokens)])
     return memory, constants, state
 
 
@@ -169,6 +182,10 @@ def search_constants(
     assumed_growth = torch.where(alpha > 0, lookahead.clamp(min=0), 0)
     # Greedy search keeps only the better of its two candidates.
     may_finish = ((candidates == 0) | ~is_greedy) & (lengths > settings.min_new_tokens)[:, None]
+    repetition = []
+    if settings.no_repeat_ngram_size is not None and settings.repetition_penalty is not None:
+        size = settings.no_repeat_ngram_size
+        repetition = [settings.repetition_penalty, torch.where(size > 0, size - 1, NO_MAXIMUM), is_greedy]
     return Constants(
         positional_encoding=positional_encoding,
         penalties=gnmt_length_penalty(lengths.float(), alpha),
@@ -180,6 +197,7 @@ def search_constants(
         finished_rows=slots + beams,
         padding=torch.full((beams,), cast(int, config.pad_token_id), device=device),
         stops_when_finished=is_greedy | (lookahead < 0),
+        repetition=repetition,
     )
 
 
@@ -208,14 +226,17 @@ def step(
     penalty = constants.penalties.index_select(0, length)
 
     width = constants.beam_of.shape[0] // beams  # continuations to consider per live hypothesis
-    log_probs, best_tokens = logits.log_softmax(dim=-1).topk(width, dim=-1)  # (batch, live, width)
+    log_probs = logits.log_softmax(dim=-1)
+    if constants.repetition:
+        log_probs = penalise_repetitions(logits, log_probs, constants, state)
+    log_probs, best_tokens = log_probs.topk(width, dim=-1)  # (batch, live, width)
     log_probs = (log_probs + state.live_log_probs[:, :, None] + constants.suppressed[best_tokens]).flatten(1)
     log_probs, chosen = log_probs.topk(2 * beams, dim=-1)  # (batch, candidates)
     backpointers = constants.beam_of[chosen]
     tokens = best_tokens.flatten(1).gather(1, chosen)
 
     # Candidates with </s> finish where `min_finish_log_prob` allows it. Keep the best of these and of earlier ones.
-    is_end = tokens == decoder.end
+    is_end = tokens.eq(cast(int, decoder.end))
     finishes = is_end & (log_probs > constants.min_finish_log_prob.index_select(0, length))
     finished_scores = torch.cat((state.finished_scores, torch.where(finishes, log_probs / penalty, EMPTY_SCORE)), dim=1)
     finished_scores, kept_finished = finished_scores.topk(beams, dim=-1)
@@ -235,17 +256,52 @@ def step(
     threshold = torch.where(constants.stops_when_finished, VALID_ABOVE, bound)
     new_bias = constants.new_bias.expand(batch, -1, -1)
     done = state.done | (finished_scores.index_select(1, last_index) >= threshold)
-    return SearchState(
+    live_parents = backpointers.gather(1, kept_live)
+    after = SearchState(
         keys=keys,
         values=values,
-        bias=torch.cat((gather(state.bias, backpointers.gather(1, kept_live)), new_bias), dim=2),
+        bias=torch.cat((gather(state.bias, live_parents), new_bias), dim=2),
         tokens=torch.cat((gather(state.tokens, parent_rows), new_tokens[:, :, None]), dim=2),
         last_tokens=new_tokens[:, :beams],
         live_log_probs=torch.where(done, EMPTY_SCORE, live_log_probs),  # a done sentence gets no further candidates
         finished_scores=finished_scores,
         length=length,
         done=done,
+        history=[],
     )
+    if constants.repetition:
+        after = after._replace(history=extend_history(state.history, live_parents, after.last_tokens))
+    return after
+
+
+def penalise_repetitions(logits: Tensor, log_probs: Tensor, constants: Constants, state: SearchState) -> Tensor:
+    """Apply `repetition_penalty` and then `no_repeat_ngram_size` to the continuations, as `generate()` does.
+
+    The penalty multiplies a negative value and divides a positive one, for each token that the hypothesis already has,
+    the start token included. In transformers, this value is the log-probability in beam search and the logit in greedy
+    search.
+
+    logits, log_probs: (batch, live, V);  returns the changed log_probs
+    """
+    (tokens, equal_before), (penalty, enough, is_greedy) = state.history, constants.repetition
+    before = log_probs.gather(2, tokens)
+    value = torch.where(is_greedy, logits.gather(2, tokens), before)
+    penalised = torch.where(value < 0, value * penalty, value / penalty)
+    # The bracket is exactly 0 in beam search. A token that occurs twice is written twice, with the same value.
+    log_probs = log_probs.scatter(2, tokens, penalised - (value - before))
+    # An n-gram would occur again if the n - 1 tokens before one of its occurrences are also the last ones.
+    return log_probs.scatter_add(2, tokens, (equal_before >= enough) * EMPTY_SCORE)
+
+
+def extend_history(history: list[Tensor], parents: Tensor, last_tokens: Tensor) -> list[Tensor]:
+    """Return the history after a step;  parents, last_tokens: (batch, live), of the new live hypotheses
+
+    Token j + 1 has one equal token more before it than token j had if token j is also the new last token.
+    """
+    tokens, equal_before = (gather(tensor, parents) for tensor in history)
+    last = last_tokens[:, :, None]
+    equal_before = torch.where(tokens.eq(last), equal_before + 1, 0)
+    return [torch.cat((tokens, last), dim=2), torch.cat((torch.zeros_like(last), equal_before), dim=2)]
 
 
 def self_only_bias(slots: Tensor) -> Tensor:
@@ -288,6 +344,8 @@ def beam_search(
             extra_length=scalar(settings.extra_length),
             max_new_tokens=scalar(settings.max_new_tokens or 0),
             min_new_tokens=scalar(settings.min_new_tokens),
+            no_repeat_ngram_size=scalar(settings.no_repeat_ngram_size) if settings.repetition else None,
+            repetition_penalty=scalar(settings.repetition_penalty) if settings.repetition else None,
         ),
         beams,
         longest=settings.max_new_tokens or input_ids.shape[1] + settings.extra_length,

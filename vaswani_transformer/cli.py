@@ -6,8 +6,10 @@ Each command imports its dependencies when it runs, so that `--help` does not wa
 import json
 import os
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,10 +22,23 @@ from .doubts import Doubt
 from .errors import InputError
 from .exit import exit_cleanly
 from .lines import check_file, open_output, read_arriving_lines, read_lines, remove_line_breaks, unwrap_lines
-from .options import Backend, BatchTokens, Device, Dtype, LengthPenalty, NumBeams
+from .model_argument import find_model, find_onnx_model
+from .options import (
+    Backend,
+    BatchTokens,
+    Device,
+    DryRun,
+    Dtype,
+    LengthPenalty,
+    Model,
+    NumBeams,
+    Revision,
+    TargetLanguage,
+    Workers,
+)
 from .programs import import_program, program_name
 from .translate_file import model_sha256, translate_file
-from .translator import Hypothesis, NotFiniteError, Translator, as_texts
+from .translator import Hypothesis, MissingLanguageError, NotFiniteError, Translator, as_texts
 
 LINES_FOR_HEADS = 1000
 
@@ -47,8 +62,6 @@ def check_picture(output: str) -> str:
     return output
 
 
-Model = Annotated[str, typer.Option(help="A model folder.")]
-Download = Annotated[bool, typer.Option("--download", help="Download --model from the Hub if it is a repository.")]
 Precision = Annotated[
     Literal["fp16", "int8", "int8-weights"] | None,
     typer.Option(help="ONNX file of a published model: int8 reads model_int8.onnx. Default: model.onnx."),
@@ -184,9 +197,11 @@ add_program(app, "evaluate", "Compute BLEU of a model's translations.", "trainin
 
 @app.command(help="Translate lines of text: one line in, one line out. With files, run it again to resume.")
 def translate(
+    context: typer.Context,
     model: Model,
     input: Annotated[str, typer.Option(help="A UTF-8 text file (.gz too), or - for stdin.")] = "-",
     output: Output = "-",
+    target_language: TargetLanguage = None,
     num_beams: NumBeams = None,
     length_penalty: LengthPenalty = None,
     early_stopping: Annotated[
@@ -199,6 +214,13 @@ def translate(
         int | None, typer.Option(help="Maximum tokens of every translation; replaces --extra-length.")
     ] = None,
     min_new_tokens: Annotated[int | None, typer.Option(help="Minimum tokens of a translation.")] = None,
+    no_repeat_ngram_size: Annotated[
+        int | None, typer.Option(help="No sequence of N tokens occurs twice in a translation; 0: off.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(help="Factor of the log-probability of tokens that a translation already has; 1: off."),
+    ] = None,
     num_return_sequences: Annotated[
         int,
         typer.Option(
@@ -240,10 +262,16 @@ def translate(
     device: Device = None,
     dtype: Dtype = None,
     backend: Backend = "torch",
+    workers: Workers = None,
     threads: Annotated[int | None, typer.Option(help="Threads of the ONNX backend on the CPU.")] = None,
     precision: Precision = None,
-    download: Download = False,
+    revision: Revision = None,
+    dry_run: DryRun = False,
 ) -> None:
+    if backend == "onnx":
+        folder = find_onnx_model(model, revision, dry_run, precision)
+    else:
+        folder = find_model(context, model, revision, dry_run)
     if input != "-" and output != "-" and Path(output).exists() and check_file(input).samefile(output):
         raise InputError(f"--output {output} is the input file; give another name")
     in_parts = Path(input).is_file() and output != "-" and (Path(output).is_file() or not Path(output).exists())
@@ -261,7 +289,7 @@ def translate(
     options = {"device": device, "dtype": dtype, "threads": threads, "precision": precision}
     if ranks > 1 and device is None and backend == "torch":
         options["device"] = device_of_process()
-    translator = load_translator(model, download, backend, **options)
+    translator = load_translator(folder, backend, **options)
     settings = translator.change_search(
         num_beams=num_beams,
         length_penalty=length_penalty,
@@ -269,48 +297,68 @@ def translate(
         extra_length=extra_length,
         max_new_tokens=max_new_tokens,
         min_new_tokens=min_new_tokens,
+        no_repeat_ngram_size=no_repeat_ngram_size,
+        repetition_penalty=repetition_penalty,
         num_return_sequences=num_return_sequences,
     )
     cut = {"max_source_length": max_source_length, "split_sentences": split_sentences}
+    cut |= {"target_language": target_language}
     counts: Counter[str] = Counter()
 
     def read(path: str | Path) -> Iterator[str]:
         return unwrap_lines(read_lines(path)) if unwrap else read_lines(path)
 
-    def translate_lines(lines: list[str], first: int) -> Iterator[bytes]:
+    def translate_chunks(chunks: Iterable[tuple[list[str], int]], look_ahead: bool) -> Generator[list[bytes]]:
+        firsts: deque[int] = deque()  # of the chunks that are being translated
+
+        def texts() -> Iterator[list[str]]:
+            for lines, first in chunks:
+                checked = as_texts(lines, "line", max_characters, first)
+                firsts.append(first)
+                yield checked
+
         doubts: list[Doubt] = []
-        texts = as_texts(lines, "line", max_characters, first)
-        options = {"batch_tokens": batch_tokens, "progress": progress, "doubts": doubts, "warn_ratio": warn_ratio}
-        options |= {"alignments": alignments}
+        options = {"batch_tokens": batch_tokens, "workers": workers, "look_ahead": look_ahead, "alignments": alignments}
+        options |= {"progress": progress, "doubts": doubts, "warn_ratio": warn_ratio, **cut, **vars(settings)}
         try:
-            translations = translator.find_hypotheses(texts, **options, **cut, **vars(settings))
+            with closing(translator.find_in_chunks(texts(), **options)) as found:
+                for translations in found:
+                    first = firsts.popleft()
+                    counts.update(doubt.reason.split(" has ")[0] for doubt in doubts)
+                    if report is not None:
+                        append_report(Path(report), doubts, first)
+                    doubts.clear()
+                    numbered = enumerate(translations, start=first)
+                    yield [line for number, hypotheses in numbered for line in output_lines(hypotheses, number)]
         except NotFiniteError as error:
-            raise NotFiniteError(error.index, "line", first) from None
-        counts.update(doubt.reason.split(" has ")[0] for doubt in doubts)
-        if report is not None:
-            append_report(Path(report), doubts, first)
-        for number, hypotheses in enumerate(translations, start=first):
-            if scores or alignments or num_return_sequences > 1:
-                has_scores = scores or num_return_sequences > 1
-                yield from columned_lines(hypotheses, number if num_return_sequences > 1 else None, has_scores)
-            else:
-                yield f"{remove_line_breaks(hypotheses[0].text)}\n".encode()
+            raise NotFiniteError(error.index, "line", firsts[0]) from None
+        except MissingLanguageError as error:
+            raise MissingLanguageError(error.index, "line", error.reason, firsts[-1]) from None
+
+    def output_lines(hypotheses: list[Hypothesis], number: int) -> Iterator[bytes]:
+        has_scores = scores or num_return_sequences > 1
+        if has_scores or alignments:
+            yield from columned_lines(hypotheses, number if num_return_sequences > 1 else None, has_scores)
+        else:
+            yield f"{remove_line_breaks(hypotheses[0].text)}\n".encode()
 
     if in_parts:
         about = {"model": model_sha256(translator.folder), "backend": backend, "dtype": dtype, "precision": precision}
         about |= {"scores": scores, "unwrap": unwrap, **cut, **vars(settings)}
         about |= {"alignments": alignments or None}  # parts of earlier versions do not name it
-        translate_file(translate_lines, Path(input), Path(output), chunk_lines, about, rank, ranks, read)
+        translate_file(
+            partial(translate_chunks, look_ahead=True),
+            Path(input), Path(output), chunk_lines, about, rank, ranks, read,
+        )  # fmt: skip
         warn_of_doubts(counts, report)
         return
     is_typed = input == "-" and not unwrap
     chunks = read_arriving_lines(chunk_lines) if is_typed else split_into_chunks(read(input), chunk_lines)
-    with open_output(output) as out:
-        done = 0
-        for lines in chunks:
-            out.writelines(translate_lines(lines, done + 1))
+    numbered = number_chunks(chunks)
+    with open_output(output) as out, closing(translate_chunks(numbered, look_ahead=input != "-")) as translated:
+        for lines in translated:
+            out.writelines(lines)
             out.flush()
-            done += len(lines)
     warn_of_doubts(counts, report)
 
 
@@ -333,11 +381,11 @@ def warn_of_doubts(counts: Counter[str], report: str | None) -> None:
         typer.echo(f"warning: doubtful translations: {reasons}; {where}", err=True)
 
 
-def load_translator(model: str, download: bool, backend: Any = "torch", **options: Any) -> Any:
-    """Load the Translator that --model names; the network is only used with --download. Raises InputError."""
+def load_translator(folder: Path, backend: Any = "torch", **options: Any) -> Any:
+    """Load the Translator of a command."""
     if backend == "torch":
         quiet_transformers()
-    return Translator.from_pretrained(model, backend=backend, local_files_only=not download, **options)
+    return Translator.from_pretrained(folder, backend=backend, local_files_only=True, **options)
 
 
 def quiet_transformers() -> None:
@@ -382,10 +430,12 @@ def columned_lines(hypotheses: list[Hypothesis], number: int | None, has_scores:
 
 @app.command(help="Score given translations. Prints the log-probability of each, a tab, and its number of tokens.")
 def score(
+    context: typer.Context,
     model: Model,
     source: Annotated[str, typer.Option(help="A UTF-8 text file (.gz too).")],
     target: Annotated[str, typer.Option(help="Its translation, line by line; - for stdin.")],
     output: Output = "-",
+    target_language: TargetLanguage = None,
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Print JSON lines with the log-probability of each token.")
     ] = False,
@@ -393,16 +443,19 @@ def score(
     progress: Progress = None,
     device: Device = None,
     dtype: Dtype = None,
-    download: Download = False,
+    revision: Revision = None,
+    dry_run: DryRun = False,
 ) -> None:
+    folder = find_model(context, model, revision, dry_run)
     sources, targets = read_parallel(source, target)
     if progress is None:
         progress = shows_progress_by_default(target, output)
     with open_output(output) as out:
-        translator = load_translator(model, download, device=device, dtype=dtype)
+        translator = load_translator(folder, device=device, dtype=dtype)
         from .attention_maps import token_labels
 
-        for forced in translator.score(sources, targets, batch_tokens=batch_tokens, progress=progress):
+        options = {"batch_tokens": batch_tokens, "target_language": target_language, "progress": progress}
+        for forced in translator.score(sources, targets, **options):
             line = f"{forced.total:.6f}\t{len(forced.tokens)}"
             if tokens:
                 fields = {
@@ -424,24 +477,29 @@ def read_parallel(source: str, target: str) -> tuple[list[str], list[str]]:
 
 @app.command(help="Align the words of given translations. Prints source-target pairs for each: 0-0 1-2.")
 def align(
+    context: typer.Context,
     model: Model,
     source: Annotated[str, typer.Option(help="A UTF-8 text file (.gz too).")],
     target: Annotated[str, typer.Option(help="Its translation, line by line; - for stdin.")],
     output: Output = "-",
+    target_language: TargetLanguage = None,
     batch_tokens: BatchTokens = 8192,
     progress: Progress = None,
     device: Device = None,
     dtype: Dtype = None,
-    download: Download = False,
+    revision: Revision = None,
+    dry_run: DryRun = False,
 ) -> None:
+    folder = find_model(context, model, revision, dry_run)
     sources, targets = read_parallel(source, target)
     if progress is None:
         progress = shows_progress_by_default(target, output)
     with open_output(output) as out:
-        translator = load_translator(model, download, device=device, dtype=dtype)
+        translator = load_translator(folder, device=device, dtype=dtype)
         from .alignments import find_links, format_links
 
-        for alignment in translator.align(sources, targets, batch_tokens=batch_tokens, progress=progress):
+        options = {"batch_tokens": batch_tokens, "target_language": target_language, "progress": progress}
+        for alignment in translator.align(sources, targets, **options):
             out.write(f"{format_links(find_links(alignment))}\n".encode())
 
 
@@ -454,6 +512,7 @@ def choose_heads(
         str | None,
         typer.Option(help="Its alignment: lines of 0-0 1-2 (1p2: a possible link); default: by eflomal, or else nltk."),
     ] = None,
+    target_language: TargetLanguage = None,
     batch_tokens: BatchTokens = 8192,
     progress: Progress = None,
     device: Device = None,
@@ -461,7 +520,7 @@ def choose_heads(
     from .alignments import compute_references, read_references
 
     sources, targets = read_parallel(source, target)
-    translator = load_translator(model, download=False, device=device)
+    translator = load_translator(Path(model), device=device)
     if reference is None:
         references = compute_references(sources, targets)
     else:
@@ -469,7 +528,8 @@ def choose_heads(
     if progress is None:
         progress = shows_progress_by_default(source, "-")
     first = slice(LINES_FOR_HEADS)
-    found = translator.choose_heads(sources[first], targets[first], references[first], batch_tokens, progress)
+    options = {"batch_tokens": batch_tokens, "target_language": target_language, "progress": progress}
+    found = translator.choose_heads(sources[first], targets[first], references[first], **options)
     for head, rate in found.single.items():
         typer.echo(f"{head}: error rate {rate:.3f}")
     typer.echo(f"chosen: {'; '.join(map(str, found.heads))}: error rate {found.rate:.3f}")
@@ -482,12 +542,14 @@ add_program(app, "convert", "Convert checkpoints from and to other toolkits.", "
 add_program(
     export_app, "onnx", "Export a model, including beam search, to one ONNX file.", "conversion", "onnx.__main__"
 )
+add_program(app, "serve", "Serve a model over HTTP, with the API of LibreTranslate.", "serving")
 add_program(app, "push", "Preview a push to the Hub, or push a model and its card.", "hub", subcommand="push")
 add_program(app, "space", "Write a Space for a model on the Hub.", "hub", subcommand="space")
 
 
 @plot_app.command("attention", help="Draw attention weights of a translation as heat maps.")
 def plot_attention(
+    context: typer.Context,
     model: Model,
     source: Annotated[str, typer.Option(help="The sentence.")],
     output: Picture,
@@ -500,13 +562,17 @@ def plot_attention(
         ),
     ] = None,
     head: Annotated[int | None, typer.Option(help="Head, from 1; 0: mean of all heads; default: all heads.")] = None,
-    download: Download = False,
+    target_language: TargetLanguage = None,
+    revision: Revision = None,
+    dry_run: DryRun = False,
 ) -> None:
     from .attention_maps import attention_maps
     from .pictures import attention_figure, new_figure
 
     new_figure()  # report a missing matplotlib before the model is loaded
-    translator = load_translator(model, download, device="cpu", dtype="float32")
+    folder = find_model(context, model, revision, dry_run)
+    translator = load_translator(folder, device="cpu", dtype="float32")
+    (source,) = translator.add_language([source], target_language, "source")
     maps = attention_maps(translator.model, translator.tokenizer, source, target, translator.target_tokenizer)
     if kind == "cross" and layer is None and translator.alignment_heads:
         layer = translator.alignment_heads[0].layer + 1
@@ -534,11 +600,19 @@ def plot_curve(
     save_picture(curve_figure(read_curves(Path(run) / "metrics.jsonl")), output)
 
 
-@app.command(help="Describe machine and installation; check a model folder.")
-def doctor(model: Annotated[str | None, typer.Option(help="A model folder to check.")] = None) -> None:
+@app.command(help="Describe machine and installation; check a model.")
+def doctor(
+    context: typer.Context,
+    model: Annotated[
+        str | None, typer.Argument(help="A model to check: a folder, owner/name on the Hub, or a checkpoint.")
+    ] = None,
+    revision: Revision = None,
+    dry_run: DryRun = False,
+) -> None:
+    folder = None if model is None else find_model(context, model, revision, dry_run)
     from .doctor import environment_lines, model_lines
 
-    of_model = [] if model is None else model_lines(load_translator(model, download=False), Path(model))
+    of_model = [] if folder is None else model_lines(load_translator(folder), folder)
     for line in chain(environment_lines(), of_model):
         typer.echo(line)
 
@@ -547,6 +621,14 @@ def split_into_chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
     lines = iter(lines)
     while chunk := list(islice(lines, size)):
         yield chunk
+
+
+def number_chunks(chunks: Iterable[list[str]]) -> Iterator[tuple[list[str], int]]:
+    """Yield chunks of lines, each with the number of its first line."""
+    first = 1
+    for lines in chunks:
+        yield lines, first
+        first += len(lines)
 
 
 def save_picture(figure, output: str) -> None:

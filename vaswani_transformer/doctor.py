@@ -47,4 +47,8 @@ def model_lines(translator: TorchTranslator, folder: Path) -> Iterator[str]:
     """Yield the lines about a model folder that has been loaded."""
     yield f"model       loads: {translator.description()}, {len(translator.tokenizer)} tokens"
     yield f"            {'matches its' if verify_manifest(folder) else 'has no'} checksums ({MANIFEST})"
-    yield f"            translates 'a' to {translator.translate(['a'])[0]!r}"
+    names = translator.languages.names
+    if names:
+        need = "needs" if translator.languages.are_needed else "has"
+        yield f"            {need} a language token (--target-language): {', '.join(names)}"
+    yield f"            translates 'a' to {translator.translate(['a'], target_language=(names or [None])[0])[0]!r}"

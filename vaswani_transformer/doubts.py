@@ -1,8 +1,14 @@
 """Name the translations that a reader should look at: empty ones, loops, short ones, and parts of cut sentences."""
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# What a program replaces in its messages: %s, %(name)d, %1$s, %1 of Qt, {}, {0}, {name}, ${name}, @NAME@.
+PLACEHOLDER = re.compile(
+    r"%(?:\d+\$|\(\w+\))?[-+#0]*\d*(?:\.\d+)?(?:hh?|ll?|z|j)?[sdiufFeEgGxXoc]\b|%\d+\b|\$?\{\w*\}|@[A-Z_]+@", re.ASCII
+)
 LOOP = 5  # times that the same tokens follow each other
 LONGEST_LOOP = 16  # tokens
 
@@ -18,11 +24,16 @@ class Doubt:
 
 
 def find_reasons(
-    source: Sequence[int], translation: Sequence[int], text: str, is_cut: bool, least_ratio: float | None
+    source: Sequence[int],
+    translation: Sequence[int],
+    source_text: str,
+    text: str,
+    is_cut: bool,
+    least_ratio: float | None,
 ) -> list[str]:
     """Return why the translation of a part is doubtful.
 
-    source, translation: token ids, </s> included;  text: the translation
+    source, translation: token ids, </s> included;  source_text, text: the same as text
     is_cut: the part is not a whole sentence;  least_ratio: of their numbers of tokens
     """
     reasons = ["the sentence was cut at the limit"] if is_cut else []
@@ -33,7 +44,14 @@ def find_reasons(
         reasons.append(f"the translation has {ratio:.2f} times as many tokens as the source")
     if has_loop(translation) and not has_loop(source):
         reasons.append("the translation repeats itself")
+    reasons += [f"the translation lacks {name}" for name in find_missing_placeholders(source_text, text)]
     return reasons
+
+
+def find_missing_placeholders(source: str, translation: str) -> list[str]:
+    """Return the placeholders of the source that the translation lacks, such as %s, each as often as it is missing."""
+    missing = Counter(PLACEHOLDER.findall(source)) - Counter(PLACEHOLDER.findall(translation))
+    return sorted(missing.elements())
 
 
 def has_loop(tokens: Sequence[int]) -> bool:

@@ -37,9 +37,10 @@ ENVIRONMENT_ERRNOS = FULL_DISK | {errno.EROFS, errno.EIO, errno.EMFILE, errno.EN
 EXTRAS = {
     "accelerate": "train", "datasets": "train", "pydantic": "train", "sacrebleu": "train", "sacremoses": "train",
     "jinja2": "hub", "matplotlib": "viz", "nltk": "paper", "scipy": "paper",
+    "fastapi": "serve", "prometheus_client": "serve", "python_multipart": "serve", "uvicorn": "serve",
     "onnx": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx",
 }  # fmt: skip
-OUR_MODULES = ("vaswani_transformer", "training", "conversion", "hub")
+OUR_MODULES = ("vaswani_transformer", "training", "conversion", "serving", "hub")
 
 # Messages of gloo, NCCL and the store when another process of a distributed run has ended.
 LOST_CONNECTION = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited", "failed to recv")

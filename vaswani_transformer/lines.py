@@ -173,14 +173,20 @@ NEW_LINE = re.compile(r"\s*(?:[-*+•‣◦·–—#>|]+\s|\w{1,3}[.)]\s|\||```|
 def unwrap_lines(lines: Iterable[str]) -> Iterator[str]:
     """Join the lines of a hard-wrapped text into one line for each paragraph; blank lines stay.
 
-    List items, headings, and lines without a letter or digit begin a line of their own.
+    List items, headings, and lines without a letter or digit begin a line of their own, and so does a line that is
+    indented otherwise than the line before, if that had room for its first word: below a heading of a manual page.
     """
-    paragraph = ""
+    paragraph, before, width = "", "", 0
     for line in lines:
         has_word = any(letter.isalnum() for letter in line)
-        if paragraph and (not has_word or NEW_LINE.match(line)):
+        width = max(width, len(line.rstrip()))
+        had_room = has_word and len(before) + 1 + len(line.split(maxsplit=1)[0]) <= width
+        is_indented = indentation(line) != indentation(before) and not NEW_LINE.match(before)
+        begins = NEW_LINE.match(line) or (had_room and is_indented)
+        if paragraph and (not has_word or begins):
             yield paragraph
             paragraph = ""
+        before = line.rstrip()
         if not has_word or line.lstrip().startswith(("#", "|", "```", "~~~")):
             yield line
         elif paragraph:
@@ -189,6 +195,10 @@ def unwrap_lines(lines: Iterable[str]) -> Iterator[str]:
             paragraph = line.rstrip()
     if paragraph:
         yield paragraph
+
+
+def indentation(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def join_wrapped(first: str, second: str) -> str:

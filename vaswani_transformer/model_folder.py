@@ -7,17 +7,16 @@ settings and tokenizers that were read and checked here; transformers and PEFT r
 import hashlib
 import json
 import os
-import re
 import reprlib
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .atomic import atomic_file
-from .errors import BrokenFileError, InputError, UnavailableError, one_line
+from .errors import BrokenFileError, InputError, one_line
 from .search_vaswani_transformer import SearchSettings, refuse_settings_of_generate
 from .sentences_vaswani_transformer import TARGET_TOKENIZER
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:  # imported where it is used, so that --help is fast
     from tokenizers import Tokenizer
 
 MODEL_TYPE = "vaswani_transformer"
+CONVERTIBLE_TYPES = ("marian", "fsmt")  # of transformers, which `convert` reads
 # Those of VaswaniTransformerConfig; a config.json may leave them out.
 DEFAULT_CONFIG = {"vocab_size": 37000, "decoder_start_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 DEFAULT_CONFIG |= {"decoder_layers": 6, "decoder_attention_heads": 8}
@@ -44,7 +44,10 @@ MODEL_FILES = (*SETTINGS_FILES, "*.safetensors", INDEX)  # of a complete model, 
 CODE_FILES = tuple(sorted(path.name for path in Path(__file__).parent.glob("*_vaswani_transformer.py")))
 ONNX = "onnx"  # the folder that transformers.js and Optimum read
 EXPORT_RECORD = "export.json"  # in an ONNX folder: its precision, and hashes of the exported weights and the graphs
-CONVERSION_NOTES = "CONVERSION.md"  # in a model that was converted from another toolkit
+CARD = "README.md"  # the card of a published model
+# In a model that was converted from another toolkit: notes for its users; what converting it back needs; the toolkit's
+# files, in a folder.
+CONVERSION_NOTES, CONVERSION_RECORD, ORIGINALS = "CONVERSION.md", "conversion.json", "original"
 MANIFEST = "manifest.json"  # size and sha256 of a checkpoint's files, or of a model's weights and tokenizer
 OPTIMIZER = "optimizer.safetensors"
 # Entries of tokenizer_config.json that are read and published. Others name files or code, or add tokens that
@@ -171,76 +174,6 @@ class ModelFolder:
             )
 
 
-def find_folder(
-    folder_or_repo: str | Path,
-    revision: str | None = None,
-    local_files_only: bool = False,
-    files: Sequence[str] = (*MODEL_FILES, ADAPTER),
-) -> Path:
-    """Return a model folder: the given one, or the local copy of the Hub repository `owner/name`, downloaded if needed.
-
-    local_files_only: take only a folder, and do not use the network
-    files: glob patterns of the files to download
-    Raises InputError if neither exists, UnavailableError if the Hub cannot be reached.
-    """
-    folder = Path(folder_or_repo)
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        raise InputError(f"{folder} is a file; give the folder that holds config.json and {WEIGHTS}")
-    parent_exists = folder.parent != Path() and folder.parent.is_dir()
-    if parent_exists or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder_or_repo), re.ASCII):
-        raise InputError(f"{folder}: no such folder")
-    if local_files_only:
-        raise InputError(f"{folder}: no such folder; a repository of the Hub must be downloaded (--download)")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
-
-    try:
-        with checked_answers():
-            return Path(snapshot_download(str(folder_or_repo), revision=revision, allow_patterns=list(files)))
-    except UnavailableError:
-        raise
-    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
-        raise InputError(f"{folder}: no such folder, and no such repository on the Hub ({error})") from None
-    except Exception as error:  # network errors come from four libraries
-        reason = f"{type(error).__name__}: {error}"
-        raise UnavailableError(f"{folder}: no such folder, and the Hub cannot be reached ({reason})") from error
-
-
-@contextmanager
-def checked_answers() -> Iterator[None]:
-    """Check the answers of the Hub during a download with `refuse_paths`."""
-    from huggingface_hub.utils import get_session
-
-    hooks = get_session().event_hooks["response"]
-    hooks.append(refuse_paths)
-    try:
-        yield
-    finally:
-        hooks.remove(refuse_paths)
-
-
-def refuse_paths(response: Any) -> None:
-    """Raise UnavailableError if an answer of the Hub has a path as a hash.
-
-    huggingface_hub (2.4) names the files of its cache by the hashes in answers and does not check them: a server to
-    which HF_ENDPOINT points could write anywhere.
-    """
-    hashes = [response.headers.get(name, "") for name in ("ETag", "X-Linked-Etag", "X-Repo-Commit")]
-    if "/api/models/" in response.request.url.path:
-        hashes += re.findall(
-            r'"(?:sha|oid|sha256)"\s*:\s*("(?:[^"\\]|\\.)*")', response.read().decode(errors="replace")
-        )
-    for found in hashes:
-        name = found.lstrip("W/").strip('"')  # as huggingface_hub reads ETag
-        if re.search(r"[/\\]", name) or name in (".", ".."):
-            raise UnavailableError(
-                f"the answer of {response.request.url.host} has the hash {name!r:.80}, which is a path; this server is "
-                "not a Hub: check HF_ENDPOINT"
-            )
-
-
 def read_json_object(path: Path, *objects: str) -> dict[str, Any]:
     """Read a JSON file that holds an object. Raises BrokenFileError naming the file and the position of the error.
 
@@ -364,7 +297,9 @@ def read_config(path: Path) -> dict[str, Any]:
         raise InputError(explain_missing_config(path.parent))
     config = DEFAULT_CONFIG | read_json_object(path)
     if config.get("model_type") != MODEL_TYPE:
-        raise InputError(f"{path}: model_type is {config.get('model_type')!r}; only {MODEL_TYPE!r} is supported")
+        found = config.get("model_type")
+        remedy = f"; convert it: vaswani-transformer convert {path.parent} NEW_FOLDER" * (found in CONVERTIBLE_TYPES)
+        raise InputError(f"{path}: model_type is {found!r}; only {MODEL_TYPE!r} is supported{remedy}")
     if config.get("quantization_config") is not None:
         raise InputError(f"{path}: quantization_config is set; only unquantised weights are supported")
     if config.get("position_embedding_type") != "learned":

@@ -924,6 +924,8 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
                 check_number(name, value, 1, LONGEST_OUTPUT)
         if settings.early_stopping not in ("never", True, False):  # a number, which transformers does not know
             kwargs["early_stopping"] = "never"
+        # transformers refuses numpy's numbers, and an integer as the penalty.
+        kwargs |= settings.repetition
         kwargs["attention_mask"] = mask = self._source_mask(inputs, kwargs)
         prompt_length = self._prompt_length(kwargs.get("decoder_input_ids"))
         limits = None

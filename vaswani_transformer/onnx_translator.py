@@ -8,9 +8,7 @@
 import glob
 import os
 import sys
-from collections.abc import Iterable, Iterator
 from contextlib import redirect_stdout
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,12 @@ from tokenizers import Tokenizer
 
 from .alignments import Span, attention_of_heads, default_heads, token_spans
 from .errors import BrokenFileError, InputError, UnavailableError, as_input_errors, one_line, out_of_memory
-from .model_folder import ONNX, AlignmentHead, ModelFolder, check_graph, check_readable, find_folder
-from .search_vaswani_transformer import SearchSettings, check_number
-from .sentences_vaswani_transformer import choose_cleaning
-from .translator import Hypothesis, Translator, pad_rows
+from .hub_files import find_folder
+from .model_folder import ONNX, AlignmentHead, ModelFolder, check_graph, check_readable
+from .search_vaswani_transformer import REPETITION, SearchSettings, check_number
+from .sentences_vaswani_transformer import LanguageTokens, choose_cleaning
+from .translator import Translator, pad_rows
+from .workers import BatchSearch, Found, Sources, count_cores
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # ONNX Runtime 1.31 collects and sends usage data by default
 
@@ -54,9 +54,13 @@ class OnnxTranslator(Translator):
         alignment_heads: the heads that align words; None for a default
         """
         self.session, self.tokenizer, self.config = session, tokenizer, config
+        self.has_repetition = has_repetition(session)
         self.search, self.trained_length = search or SearchSettings(), trained_length
         self.load_arguments: tuple[Any, ...] | None = None  # of from_pretrained
+        self.graph: Path | None = None  # the file of the session
+        self._session_of_workers: Any = None
         self.target_tokenizer, self.clean = target_tokenizer or tokenizer, choose_cleaning(tokenizer.normalizer)
+        self.languages = LanguageTokens(tokenizer)
         self.vocabulary: int = config["vocab_size"]
         self.pad: int = config["pad_token_id"]
         self.end: int = config["eos_token_id"]
@@ -100,16 +104,11 @@ class OnnxTranslator(Translator):
                     f"{graph} has {field} {sizes[field]}, but {path / 'config.json'} has {size}: "
                     "graph and config do not belong together"
                 )
-        translator = cls(
-            session,
-            tokenizer,
-            folder.config,
-            target_tokenizer,
-            search,
-            folder.trained_length,
-            folder.alignment_heads,
-        )
+        lengths_and_heads = (folder.trained_length, folder.alignment_heads)
+        translator = cls(session, tokenizer, folder.config, target_tokenizer, search, *lengths_and_heads)
         translator.folder, translator.load_arguments = path, (path.absolute(), device, threads, precision)
+        translator.graph = graph.absolute()
+        translator.change_search()  # refuses defaults that the graph has no input for
         # Warm up: the first call allocates memory and, on a GPU, selects kernels.
         try:
             translator.generate(np.full((1, 2), translator.pad), np.ones((1, 2), np.int64), max_new_tokens=2)
@@ -131,14 +130,19 @@ class OnnxTranslator(Translator):
         num_return_sequences). Raises InputError naming the row with invalid ids: ONNX Runtime would read -1 as the last
         row of the embedding.
         """
-        sequences, scores = self._run(self._inputs(input_ids, attention_mask, search), RESULTS)
+        sequences, scores = self._run(self.session, input_ids, attention_mask, self.change_search(**search))
         return sequences, scores
 
-    def _inputs(self, input_ids: Any, attention_mask: Any, search: dict[str, Any]) -> dict[str, np.ndarray]:
-        """Return the inputs of the graph; arguments as in `generate`."""
-        input_ids, mask = self._check_batch(input_ids, attention_mask)
-        ids_and_mask = {"input_ids": input_ids.astype(np.int64), "attention_mask": mask.astype(np.int64)}
-        return ids_and_mask | graph_inputs(self.change_search(**search))
+    def change_search(self, **settings: Any) -> SearchSettings:
+        changed = super().change_search(**settings)
+        if changed.repetition and not self.has_repetition:
+            found = ", ".join(f"{name} is {value}" for name, value in changed.repetition.items())
+            off = ", ".join(f"{name} {REPETITION[name]}" for name in changed.repetition)
+            raise InputError(
+                f"{found}, but {self.folder or 'the graph'} was exported without inputs for repetitions; export it "
+                f"again with --repetition, or set {off}"
+            )
+        return changed
 
     def _check_batch(self, input_ids: Any, attention_mask: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return ids and mask as arrays. Raises InputError naming an invalid row."""
@@ -172,22 +176,32 @@ class OnnxTranslator(Translator):
             raise TypeError("an OnnxTranslator can be pickled only if from_pretrained loaded it")
         return type(self).from_pretrained, self.load_arguments
 
-    def _run(self, inputs: dict[str, np.ndarray], outputs: tuple[str, ...]) -> list[np.ndarray]:
-        """Run one batch and return these outputs.
+    def _run(
+        self,
+        session: Any,
+        input_ids: Any,
+        attention_mask: Any,
+        settings: SearchSettings,
+        run_options: Any = None,
+        outputs: tuple[str, ...] = RESULTS,
+    ) -> list[np.ndarray]:
+        """Check and run one batch, and return these outputs of the graph.
 
         Ids are copied to the GPU if there is one; scalars determine shapes and stay on the CPU.
         """
         import onnxruntime
 
-        binding = self.session.io_binding()
-        cuda = self.session.get_provider_options().get("CUDAExecutionProvider")
-        for name, array in inputs.items():
+        input_ids, mask = self._check_batch(input_ids, attention_mask)
+        ids_and_mask = {"input_ids": input_ids.astype(np.int64), "attention_mask": mask.astype(np.int64)}
+        binding = session.io_binding()
+        cuda = session.get_provider_options().get("CUDAExecutionProvider")
+        for name, array in (ids_and_mask | graph_inputs(settings, self.has_repetition)).items():
             place = ("cuda", int(cuda["device_id"])) if cuda is not None and array.ndim else ("cpu", 0)
             value = onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), *place)
             binding.bind_ortvalue_input(name, value)
         for name in outputs:
             binding.bind_output(name, "cpu")
-        self.session.run_with_iobinding(binding)
+        session.run_with_iobinding(binding, run_options)
         return binding.copy_outputs_to_cpu()
 
     def description(self) -> str:
@@ -200,28 +214,18 @@ class OnnxTranslator(Translator):
     def _decode(self, tokens: list[int]) -> str:
         return self.target_tokenizer.decode(tokens, skip_special_tokens=True)
 
-    def _source_spans(self, text: str) -> list[Span | None]:
-        return token_spans(self.tokenizer.encode(text))
+    def _count_cores(self) -> int | None:
+        if "CUDAExecutionProvider" in self.session.get_providers():
+            return None
+        return self.session.get_session_options().intra_op_num_threads or count_cores()
 
-    def _search(
-        self, batches: Iterable[list[list[int]]], settings: SearchSettings, alignments: bool
-    ) -> Iterator[list[list[Hypothesis]]]:
+    def _source_spans(self, text: str, prefix: str) -> list[Span | None]:
+        return token_spans(self.tokenizer.encode(prefix + text), prefix)
+
+    def _open_search(self, settings: SearchSettings, alignments: bool, is_shared: bool) -> BatchSearch:
         if alignments:
             self._check_attention(settings)
-        for sources in batches:
-            input_ids, mask = map(np.array, pad_rows(sources, self.pad))
-            outputs = (*RESULTS, ATTENTION) if alignments else RESULTS
-            sequences, scores, *attention = self._run(self._inputs(input_ids, mask, vars(settings)), outputs)
-            found = self._hypotheses(sequences.tolist(), scores.tolist())
-            for weights in attention:  # (batch, layers, heads, length, source)
-                found = [
-                    [
-                        replace(best, attention=self._of_heads(of_row[:, :, : len(best.tokens), : len(source)]))
-                        for best in hypotheses
-                    ]
-                    for hypotheses, of_row, source in zip(found, weights, sources, strict=True)
-                ]
-            yield found
+        return OnnxSearch(self, settings, alignments, self._one_thread_session() if is_shared else self.session)
 
     def _check_attention(self, settings: SearchSettings) -> None:
         """Raise InputError unless the graph returns the attention of the translations."""
@@ -236,26 +240,79 @@ class OnnxTranslator(Translator):
                 "the best translation only; use the torch backend for alignments of others"
             )
 
-    def _of_heads(self, attention: np.ndarray) -> np.ndarray:
-        heads = self.alignment_heads or default_heads(*attention.shape[:2])
-        return attention_of_heads(attention, heads)
+    def _one_thread_session(self) -> Any:
+        """Return a session whose operators use one thread, which the workers share.
+
+        It is the session itself if that has one thread, or is on a GPU, or did not come from a file.
+        """
+        if self._session_of_workers is None:
+            is_one = self._count_cores() in (None, 1)
+            self._session_of_workers = (
+                self.session if is_one or self.graph is None else load_session(self.graph, "cpu", 1)
+            )
+        return self._session_of_workers
 
 
-def graph_inputs(settings: SearchSettings) -> dict[str, np.ndarray]:
-    """Return the scalar inputs of a graph, in its order. The value of early_stopping is `SearchSettings.lookahead`."""
-    values = vars(settings) | {
+class OnnxSearch(BatchSearch):
+    """Runs an OnnxTranslator's search in one session."""
+
+    blocks_signals = True
+
+    def __init__(self, translator: OnnxTranslator, settings: SearchSettings, alignments: bool, session: Any):
+        import onnxruntime
+
+        self.translator, self.session, self.settings = translator, session, settings
+        self.outputs = (*RESULTS, ATTENTION) if alignments else RESULTS
+        self.options = onnxruntime.RunOptions()
+        self.options.log_severity_level = 4  # stop() is no error
+
+    def run(self, sources: Sources) -> Found:
+        input_ids, mask = map(np.array, pad_rows(sources, self.translator.pad))
+        sequences, scores, *attention = self.translator._run(
+            self.session, input_ids, mask, self.settings, self.options, self.outputs
+        )
+        found = Found(sequences.tolist(), scores.tolist())
+        return found._replace(attention=self._attend(sources, found.sequences, *attention)) if attention else found
+
+    def _attend(self, sources: Sources, sequences: list[list[list[int]]], attention: np.ndarray) -> list[list[Any]]:
+        """Return the attention of the tokens, as in `Found`.  attention: (batch, layers, heads, length, source)"""
+        pad, heads = self.translator.pad, self.translator.alignment_heads or default_heads(*attention.shape[1:3])
+        lengths = [sum(token != pad for token in row) for (row,) in sequences]
+        return [
+            [attention_of_heads(weights[:, :, : max(length, 1), : len(source)], heads)]
+            for weights, length, source in zip(attention, lengths, sources, strict=True)
+        ]
+
+    def stop(self) -> None:
+        self.options.terminate = True
+
+
+def graph_inputs(settings: SearchSettings, repetition: bool = False) -> dict[str, np.ndarray]:
+    """Return the scalar inputs of a graph, in its order. The value of early_stopping is `SearchSettings.lookahead`.
+
+    repetition: whether the graph has inputs for the settings against repetitions
+    """
+    values = {name: value for name, value in vars(settings).items() if repetition or name not in REPETITION} | {
         "early_stopping": settings.lookahead,
         "max_new_tokens": settings.max_new_tokens or NO_COMMON_LIMIT,
     }
-    types = {"length_penalty": np.float32}
+    types = {"length_penalty": np.float32, "repetition_penalty": np.float32}
     return {name: np.asarray(value, types.get(name, np.int64)) for name, value in values.items()}
+
+
+def input_names(session: Any) -> set[str]:
+    return {value.name for value in (*session.get_inputs(), *session.get_overridable_initializers())}
+
+
+def has_repetition(session: Any) -> bool:
+    """Return whether a graph has inputs for the settings against repetitions."""
+    return input_names(session) >= REPETITION.keys()
 
 
 def check_interface(session: Any, graph: Path) -> None:
     """Raise BrokenFileError unless a graph has the inputs and outputs of an export with the search."""
     expected = {"input_ids", "attention_mask", "sequences", "scores", *graph_inputs(SearchSettings())}
-    with_defaults = session.get_overridable_initializers()
-    found = {value.name for value in (*session.get_inputs(), *with_defaults, *session.get_outputs())}
+    found = input_names(session) | {value.name for value in session.get_outputs()}
     if missing := sorted(expected - found):
         raise BrokenFileError(
             f"{graph} is not a graph that `export onnx` writes for translation: it has no {', '.join(missing)}"

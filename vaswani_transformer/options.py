@@ -4,6 +4,14 @@ from typing import Annotated, Literal
 
 import typer
 
+Model = Annotated[
+    str, typer.Argument(help="A model folder, owner/name on the Hub, or a checkpoint that `convert` reads.")
+]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of the repository on the Hub.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the files that would be downloaded, and stop.")]
+TargetLanguage = Annotated[
+    str | None, typer.Option(help="Language of a model with several: the token, as >>deu<<, or what it names, as deu.")
+]
 NumBeams = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy search; default: the model's.")]
 LengthPenalty = Annotated[float | None, typer.Option(help="alpha of ((5 + length) / 6)^alpha; default: the model's.")]
 BatchTokens = Annotated[int, typer.Option(help="Tokens times beams per batch; lower it to save memory.")]
@@ -13,3 +21,7 @@ Dtype = Annotated[
     typer.Option(help="Precision of the weights; default: as saved."),
 ]
 Backend = Annotated[Literal["torch", "onnx"], typer.Option(help="onnx reads a folder written by `export onnx`.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Batches searched at the same time, a CPU thread each; default: all cores, 1 on a GPU."),
+]

@@ -24,6 +24,8 @@ from transformers.utils.hub import cached_file
 from .modeling_vaswani_transformer import gnmt_length_penalty
 from .sentences_vaswani_transformer import (
     TARGET_TOKENIZER,
+    LanguageTokens,
+    MissingLanguage,
     check_sentences,
     choose_cleaning,
     join_texts,
@@ -47,10 +49,12 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
     truncation: accepted as in transformers 4 and without effect, since long sentences are cut and no part is dropped
     max_source_length: cut sentences of more tokens (default: the length that 99% of the training sentences do not
         exceed, else 128)
+    target_language, or tgt_lang: of a model with language tokens such as >>deu<<, "deu" or the token; it is put in
+        front of every sentence of a text that does not begin with a token
     split_sentences: translate the sentences of a text one by one, as models are trained, and copy what stands between
         them (default); False cuts only lines that are longer than max_source_length
 
-    `src_lang` and `tgt_lang` are refused: a model translates in one direction. Other arguments go to `generate()`,
+    `src_lang` is refused. Other arguments go to `generate()`,
     whose defaults are the paper's search. A text without a letter or digit is copied. Translations do not
     depend on the other texts in the batch.
     """
@@ -75,6 +79,7 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
             raise ValueError("a translation pipeline needs a tokenizer; pass tokenizer=")
         self.source_tokenizer = cast(Any, self.tokenizer)
         self.clean = choose_cleaning(self.source_tokenizer.backend_tokenizer.normalizer)
+        self.languages = LanguageTokens(self.source_tokenizer.backend_tokenizer)
         self.target_tokenizer = cast(Any, target_tokenizer or load_target_tokenizer(config) or self.tokenizer)
         if len(self.target_tokenizer) > config.decoder_vocab_size:
             raise ValueError(
@@ -105,23 +110,28 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         tgt_lang: str | None = None,
         **arguments: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        for name, language in {"src_lang": src_lang, "tgt_lang": tgt_lang}.items():
-            if language is not None:
-                raise ValueError(f"{name} is {language!r}; leave it out: a model translates in one direction")
+        if src_lang is not None:
+            raise ValueError(f"src_lang is {src_lang!r}; leave it out: the model needs no language of the source")
+        if tgt_lang is not None:
+            arguments.setdefault("target_language", tgt_lang)
         if arguments.get("return_text") is False and not arguments.get("return_tensors"):
             raise ValueError("return_text is False; return_tensors=True returns the tokens instead")
 
         def take(*names: str) -> dict[str, Any]:
             return {name: arguments.pop(name) for name in names if arguments.get(name) is not None}
 
-        before = take("max_source_length", "split_sentences")
+        before = take("max_source_length", "split_sentences", "target_language")
         scoring = take("return_scores")  # computed with the model, and added to the output
         after = take("return_tensors", "return_text", "clean_up_tokenization_spaces")
         return before, arguments | scoring, after | scoring
 
     # Pipeline types every stage as dict to dict with any keyword arguments.
     def preprocess(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, text: Any, max_source_length: int | None = None, split_sentences: bool = True
+        self,
+        text: Any,
+        max_source_length: int | None = None,
+        split_sentences: bool = True,
+        target_language: str | None = None,
     ) -> Iterator[dict[str, Any]]:
         """Yield the encoded sentences of a text, or parts of them."""
         if not isinstance(text, str):
@@ -129,7 +139,11 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         check_sentences(text)
         trained_length = getattr(self.model.generation_config, "max_source_length", None)
         limit = source_limit(max_source_length, trained_length, self.model.config.learned_positions, split_sentences)
-        parts = list(split_text(text, limit, self._encode, split_sentences, self.clean))
+        cut = (limit, self._encode, split_sentences, self.clean, self.languages, target_language)
+        try:
+            parts = list(split_text(text, *cut))
+        except MissingLanguage as error:
+            raise ValueError(f"the text {text[:40]!r} has {error}") from None
         for number, part in enumerate(parts, start=1):
             # transformers needs ids of each part, also of what is only copied.
             input_ids = torch.tensor([part.ids or self._encode("")[0]])

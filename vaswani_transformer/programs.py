@@ -1,4 +1,4 @@
-"""Find the programs: training, conversion and hub."""
+"""Find the programs: training, conversion, serving and hub."""
 
 import importlib
 import importlib.util

@@ -12,8 +12,13 @@ MAX_BEAMS = 1000
 # In this range float32 represents the penalty of a thousand tokens, and every score stays above -1e8 (VALID_ABOVE),
 # below which a slot counts as empty: log P = -10,000 becomes -1.7e6 with alpha -1.
 LENGTH_PENALTIES = (-1, 5)
+# With more, repeated tokens with log P = -1,000 would take a score below VALID_ABOVE; 1.1 to 1.5 is usual.
+REPETITION_PENALTIES = (0.1, 10)
 LONGEST_OUTPUT = 100_000  # tokens; the search allocates this much per hypothesis
 NO_MAXIMUM = 1_000_000  # as a lookahead: more tokens than any output has
+
+# Settings against repetitions, with their neutral values.
+REPETITION = {"no_repeat_ngram_size": 0, "repetition_penalty": 1.0}
 
 # Settings that only `generate()` applies, with their neutral values.
 ONLY_IN_GENERATE = {
@@ -32,11 +37,9 @@ ONLY_IN_GENERATE = {
     "guidance_scale": 1.0,
     "max_time": None,
     "min_length": 0,
-    "no_repeat_ngram_size": 0,
     "num_beam_groups": 1,
     "penalty_alpha": 0.0,
     "renormalize_logits": False,
-    "repetition_penalty": 1.0,
     "sequence_bias": None,
     "stop_strings": None,
     "token_healing": False,
@@ -62,15 +65,18 @@ class SearchSettings:
     extra_length: int = 50  # tokens that an output may have beyond those of its source (tensor2tensor: extra_length)
     max_new_tokens: int | None = None  # if set, the limit of every output, </s> included; replaces extra_length
     min_new_tokens: int = 0  # tokens before </s>
+    no_repeat_ngram_size: int = 0  # no sequence of this many tokens occurs twice in a translation; 0: off
+    repetition_penalty: float = 1.0  # factor of the log-probability of tokens that a translation already has; 1: off
 
     def __post_init__(self):
-        alpha, (least, most) = self.length_penalty, LENGTH_PENALTIES
-        if isinstance(alpha, bool) or not hasattr(alpha, "__float__") or not least <= alpha <= most:
-            raise ValueError(f"length_penalty is {alpha!r}; it must lie between {least} and {most} (paper: 0.6)")
+        check_real("length_penalty", self.length_penalty, *LENGTH_PENALTIES, "paper: 0.6")
+        penalty = check_real("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES, "1: off")
+        object.__setattr__(self, "repetition_penalty", penalty)
         integers = {
             "num_beams": check_number("num_beams", self.num_beams, 1, MAX_BEAMS),
             "extra_length": check_number("extra_length", self.extra_length, 0, LONGEST_OUTPUT),
             "min_new_tokens": check_number("min_new_tokens", self.min_new_tokens, 0, LONGEST_OUTPUT),
+            "no_repeat_ngram_size": check_number("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, LONGEST_OUTPUT),
         }
         if self.max_new_tokens is not None:
             integers["max_new_tokens"] = check_number("max_new_tokens", self.max_new_tokens, 1, LONGEST_OUTPUT)
@@ -103,6 +109,12 @@ class SearchSettings:
             return -1 if self.early_stopping else 0
         return int(self.early_stopping)
 
+    @property
+    def repetition(self) -> dict[str, int | float]:
+        """Return the settings against repetitions that are on. An ONNX graph has them as inputs only on request."""
+        values = {name: getattr(self, name) for name in REPETITION}
+        return {name: value for name, value in values.items() if value != REPETITION[name]}
+
     @classmethod
     def from_generation_config(cls, config: Mapping[str, Any]) -> "SearchSettings":
         """Return the settings in the content of generation_config.json, with the values of `generate()` for others.
@@ -125,6 +137,16 @@ def refuse_settings_of_generate(config: Mapping[str, Any]) -> None:
                 f"{name} is {value!r}, which generate() applies and Translator and ONNX do not; set it to "
                 f"{neutral!r}, or call generate()"
             )
+
+
+def check_real(name: str, value: Any, least: float, most: float, meaning: str) -> float:
+    """Return a number, of Python or numpy, as a float. Raises `ValueError` if it is not one or outside its limits.
+
+    meaning: of one of the values, for the message
+    """
+    if isinstance(value, bool) or not hasattr(value, "__float__") or not least <= value <= most:
+        raise ValueError(f"{name} is {value!r}; it must lie between {least} and {most} ({meaning})")
+    return float(value)
 
 
 def check_number(name: str, value: SupportsIndex, least: int, most: int, meaning: str = "") -> int:

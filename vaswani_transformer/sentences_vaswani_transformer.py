@@ -71,6 +71,84 @@ NOT_OF_EMOJI = re.compile(
     f"(?<![#*0-9\u2190-\u2bff\U0001f000-\U0001faff\u200d\ufe0f\U000e0000-\U000e0fff])[{INVISIBLE}{JOINERS}]"
 )
 
+# ---- languages -------------------------------------------------------------------------------------------------------
+
+# A token that names the language of the translation: >>deu<< and >>bel_Latn<< (OPUS-MT), <2de>, __de__ and [de_DE]
+# (fairseq, M2M-100), de_DE (mBART), deu_Latn (NLLB).
+LANGUAGE_TOKEN = re.compile(
+    r">>([^<>\s]+)<<|<2([a-z]{2,3}(?:[_-]\w{2,8})*)>|__([a-z]{2,3}(?:_[A-Za-z]{2,8})?)__"
+    r"|\[?([a-z]{2,3}_(?:[A-Z]{2}|[A-Z][a-z]{3}))\]?"
+)
+# Those that no subword of a text looks like; the others, such as en_US, count as added tokens only.
+UNMISTAKABLE = (">>", "<2", "__")
+
+
+class LanguageTokens:
+    """The language tokens of a model with several target languages. Its source sentences begin with one of them.
+
+    tokens: by id; empty for a model without such tokens
+    """
+
+    def __init__(self, tokenizer: Any):
+        """tokenizer: of the sources, a tokenizers.Tokenizer"""
+        added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        found = [token for token in vocabulary if token in added or token.startswith(UNMISTAKABLE)]
+        self.tokens = sorted(filter(LANGUAGE_TOKEN.fullmatch, found), key=vocabulary.__getitem__)
+        longest_first = "|".join(map(re.escape, sorted(self.tokens, key=len, reverse=True)))
+        blank = f"(?![{LINE_BREAKS}])[{WHITE_SPACE}]"
+        self._beginning = re.compile(f"(?:\\A|(?<=[{LINE_BREAKS}]))(?:{blank})*({longest_first})((?:{blank})*)")
+
+    @property
+    def are_needed(self) -> bool:
+        """Whether a source without a token is refused. With a single token, it may be one that training rarely used."""
+        return len(self.tokens) > 1
+
+    @property
+    def names(self) -> list[str]:
+        """The languages as they are written in the tokens, such as deu."""
+        return [next(filter(None, LANGUAGE_TOKEN.fullmatch(token).groups())) for token in self.tokens]  # pyright: ignore
+
+    def find(self, language: str) -> str:
+        """Return the token of a language, which is given by its name or as a token. Raises ValueError naming all."""
+        if not self.tokens:
+            raise ValueError(f"target_language is {language!r}, but the model has no language tokens; leave it out")
+        for candidates in (self.tokens, self.names):
+            if language in candidates:
+                return self.tokens[candidates.index(language)]
+        raise ValueError(f"target_language is {language!r}; the model has {', '.join(self.names)}")
+
+    def prefix(self, language: str | None) -> str | None:
+        """Return what stands in front of each sentence: the token of a language, "" for none, None if it must be typed.
+
+        language: None for that of the text, "" for texts that may have none
+        """
+        if language:
+            return f"{self.find(language)} "
+        return None if language is None and self.are_needed else ""
+
+    def split(self, text: str, prefix: str | None) -> Iterator[tuple[str, str | None]]:
+        """Yield the parts of a text and the prefix of the sentences of each.
+
+        A token at the beginning of the text or of a line takes the place of the prefix from there on.
+        """
+        end, found = 0, self._beginning.finditer(text) if self.tokens else ()
+        for match in found:
+            if match.start(1):
+                yield text[end : match.start(1)], prefix
+            prefix, end = match[1] + (" " if match[2] else ""), match.end()
+        yield text[end:], prefix
+
+    def begins(self, text: str) -> bool:
+        """Return whether the text begins with a language token."""
+        return bool(self.tokens and self._beginning.match(text))
+
+    def missing(self) -> str:
+        """Return what a text without a token lacks, and the remedy."""
+        some = ", ".join(self.tokens[:20]) + (f" and {len(self.tokens) - 20} more" if len(self.tokens) > 20 else "")
+        return f"no language token, which this model needs: begin it with {some}, or give target_language"
+
+
 # ---- ends of sentences -----------------------------------------------------------------------------------------------
 
 # A text between two of these is split by itself: line breaks, tags of HTML blocks, bars of tables, fences of code.
@@ -125,7 +203,7 @@ LAST_WORDS = re.compile(
     rf"(?:(?P<before>[^\W\d]+)[^\w{WHITE_SPACE}]*[{WHITE_SPACE}]+)?[\"'“‘„«‹(\[*_]*(?P<word>[^{WHITE_SPACE}]+)\Z"
 )
 
-ACRONYM = re.compile(r"[^\W\d]{1,3}(\.[^\W\d]{1,3})+")  # U.S, p.m
+ACRONYM = re.compile(r"[^\W\d]{1,2}(\.[^\W\d]{1,2})+")  # U.S, p.m, Ph.D, but not a file such as a.out
 # "bike.Two dogs": a word or a year in front of the full stop, and a capitalised word that ends at a space or
 # punctuation after it.
 BEFORE_GLUED = re.compile(r"(?:[^\W\d_]+['’-])*[^\W\d_]+[^\W\d_][)\]”\"’]*|[12][0-9]{3}")
@@ -198,6 +276,14 @@ def clean_text(text: str) -> str:
     return text
 
 
+def cleans_itself(normalizer: Any) -> bool:
+    """Return whether a tokenizer gives a text the tokens of `clean_text` of it, by its normalizer (or None)."""
+    if normalizer is None:
+        return False
+    characters = list_characters(INVISIBLE + JOINERS + WHITE_SPACE)
+    return all(normalizer.normalize_str(text) == clean_text(text) for text in (f" a{each} b " for each in characters))
+
+
 def choose_cleaning(normalizer: Any) -> Callable[[str], str]:
     """Return the function that cleans texts for a tokenizer: `clean_text`, except for what its normalizer decides.
 
@@ -232,6 +318,10 @@ def strip_text(text: str) -> str:
     return text.strip(ALL_WHITE_SPACE)
 
 
+class MissingLanguage(ValueError):
+    """A sentence has no language token, and the model needs one."""
+
+
 class Piece(NamedTuple):
     """A unit of translation: a sentence, or a part of a very long one."""
 
@@ -239,10 +329,17 @@ class Piece(NamedTuple):
     ids: list[int]  # token ids, ending in </s>; empty after the last sentence of a text that does not end there
     text: str
     is_cut: bool  # whether it is a part of a sentence
+    prefix: str = ""  # of the ids: the language token, which `text` does not have
 
 
 def split_text(
-    text: str, limit: int, encode: Encode, sentences: bool = True, clean: Callable[[str], str] = clean_text
+    text: str,
+    limit: int,
+    encode: Encode,
+    sentences: bool = True,
+    clean: Callable[[str], str] = clean_text,
+    languages: LanguageTokens | None = None,
+    language: str | None = None,
 ) -> Iterator[Piece]:
     """Yield the sentences of a text, each with at most `limit` tokens, and what is copied between them.
 
@@ -250,7 +347,38 @@ def split_text(
     anything that is copied, or is empty, the last piece has no ids.
 
     sentences: False to cut a line only where it is too long
+    languages: the model's language tokens; the one with which the text begins is put in front of every sentence
+    language: of the translation, for a text that begins with none; "" to translate it without a token
+    Raises ValueError for an unknown language, MissingLanguage if a sentence has none and the model needs one.
     """
+    if languages is None or not (languages.tokens or language):
+        yield from split_part(text, limit, encode, sentences, clean)
+        return
+    copied, is_complete = "", True
+    for part, prefix in languages.split(text, languages.prefix(language)):
+        for piece in split_part(part, limit, encode_after(prefix or "", encode), sentences, clean):
+            copied, is_complete = copied + piece.copied, bool(piece.ids)
+            if piece.ids:
+                if prefix is None:
+                    raise MissingLanguage(languages.missing())
+                yield piece._replace(copied=copied, prefix=prefix)
+                copied = ""
+    if not is_complete:
+        yield Piece(copied, [], "", False)
+
+
+def encode_after(prefix: str, encode: Encode) -> Encode:
+    """Return a function that encodes a text with a prefix in front of it, and counts characters from its beginning."""
+
+    def encode_text(text: str) -> tuple[list[int], list[int]]:
+        ids, starts = encode(prefix + text)
+        return ids, [max(0, start - len(prefix)) for start in starts]
+
+    return encode_text if prefix else encode
+
+
+def split_part(text: str, limit: int, encode: Encode, sentences: bool, clean: Callable[[str], str]) -> Iterator[Piece]:
+    """Yield the pieces of a text, or of a part of it that has one prefix, see `split_text`."""
     end = 0
     keep = clean is strip_text
     for start, stop in sentence_spans(text, sentences):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -29,19 +30,18 @@ from .alignments import (
     token_spans,
     word_probabilities,
 )
-from .attention_maps import using_eager_attention
-from .beam_search import beam_search
-from .cached_decoder import CachedDecoder
+from .beam_search import MASKED, beam_search
+from .cached_decoder import CachedDecoder, memory_keys_and_values
 from .errors import InputError, as_input_errors
+from .hub_files import find_folder
 from .loading import load_model, wrap_tokenizer
-from .model_folder import AlignmentHead, ModelFolder, find_folder, parse_alignment_heads, read_json_object, write_json
+from .model_folder import AlignmentHead, ModelFolder, parse_alignment_heads, read_json_object, write_json
 from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration, target_vocab_size
 from .search_vaswani_transformer import SearchSettings, check_number, refuse_settings_of_generate
-from .sentences_vaswani_transformer import TARGET_TOKENIZER, choose_cleaning
+from .sentences_vaswani_transformer import TARGET_TOKENIZER, LanguageTokens, choose_cleaning
 from .translator import (
     LARGEST_COUNT,
     LOGITS_PER_TOKEN,
-    Hypothesis,
     NotFiniteError,
     Translator,
     as_texts,
@@ -49,6 +49,7 @@ from .translator import (
     pad_rows,
     show_progress,
 )
+from .workers import BatchSearch, Found, Sources
 
 if TYPE_CHECKING:
     from peft import PeftMixedModel, PeftModel
@@ -101,6 +102,7 @@ class TorchTranslator(Translator):
             )
         self.model, self.tokenizer, self.target_tokenizer = model, tokenizer, target_tokenizer or tokenizer
         self.clean = choose_cleaning(tokenizer.backend_tokenizer.normalizer)
+        self.languages = LanguageTokens(tokenizer.backend_tokenizer)
         settings = model.generation_config.to_dict()
         with as_input_errors():
             refuse_settings_of_generate(settings)
@@ -151,58 +153,22 @@ class TorchTranslator(Translator):
     def _decode(self, tokens: list[int]) -> str:
         return cast(str, self.target_tokenizer.decode(tokens, skip_special_tokens=True))
 
-    def _source_spans(self, text: str) -> list[Span | None]:
-        return self._spans(self.tokenizer, text)
+    def _count_cores(self) -> int | None:
+        return torch.get_num_threads() if self.model.device.type == "cpu" else None
 
-    def _spans(self, tokenizer: PreTrainedTokenizerFast, text: str) -> list[Span | None]:
-        (encoding,) = cast(Any, tokenizer([text], verbose=False)).encodings
-        return token_spans(encoding)
+    def _source_spans(self, text: str, prefix: str) -> list[Span | None]:
+        return self._spans(self.tokenizer, text, prefix)
+
+    def _spans(self, tokenizer: PreTrainedTokenizerFast, text: str, prefix: str = "") -> list[Span | None]:
+        (encoding,) = cast(Any, tokenizer([prefix + text], verbose=False)).encodings
+        return token_spans(encoding, prefix)
 
     def _alignment_heads(self) -> Sequence[AlignmentHead]:
         config = self.model.config
         return self.alignment_heads or default_heads(config.decoder_layers, config.decoder_attention_heads)
 
-    def _search(
-        self, batches: Iterable[list[list[int]]], settings: SearchSettings, alignments: bool
-    ) -> Iterator[list[list[Hypothesis]]]:
-        decoder = CachedDecoder(self.model)  # copies weights, which the model may change before the next call
-        for sources in batches:
-            batch = self._batch(sources)
-            with torch.inference_mode():
-                found = beam_search(self.model, batch["input_ids"], batch["attention_mask"], settings, decoder)
-            sequences, scores = (tensor.tolist() for tensor in found)
-            hypotheses = self._hypotheses(sequences, scores)
-            yield self._with_attention(sources, hypotheses) if alignments else hypotheses
-
-    def _with_attention(self, sources: list[list[int]], found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
-        """Return the hypotheses of each source with the attention of their tokens."""
-        pairs = [
-            (source, best.tokens) for source, hypotheses in zip(sources, found, strict=True) for best in hypotheses
-        ]
-        if not pairs:
-            return found
-        attention = iter(self._attention(*map(list, zip(*pairs, strict=True))))
-        heads = self._alignment_heads()
-        return [
-            [replace(hypothesis, attention=attention_of_heads(next(attention), heads)) for hypothesis in hypotheses]
-            for hypotheses in found
-        ]
-
-    @torch.inference_mode()
-    def _attention(self, sources: list[list[int]], targets: list[list[int]]) -> list[np.ndarray]:
-        """Return the cross-attention of each pair, (layers, heads, target, source)."""
-        with using_eager_attention(self.model):
-            outputs = self.model(
-                **self._batch(sources),
-                decoder_input_ids=self.model.prepare_decoder_input_ids_from_labels(self._batch(targets)["input_ids"]),
-                output_attentions=True,
-                use_cache=False,
-            )
-        attention = torch.stack(outputs.cross_attentions, dim=1).float().cpu().numpy()
-        return [
-            weights[:, :, : len(target), : len(source)]
-            for weights, source, target in zip(attention, sources, targets, strict=True)
-        ]
+    def _open_search(self, settings: SearchSettings, alignments: bool, is_shared: bool) -> BatchSearch:
+        return TorchSearch(self, settings, alignments, is_shared)
 
     def score(
         self,
@@ -210,16 +176,18 @@ class TorchTranslator(Translator):
         targets: str | Sequence[str],
         *,
         batch_tokens: int = 8192,
+        target_language: str | None = None,
         progress: bool = False,
     ) -> list[ForcedDecoding]:
         """Compute the log-probability of every token of given translations (forced decoding); no text is split.
 
+        target_language: as in `find_hypotheses`
         Raises InputError if the numbers of texts differ or a text has more tokens than 5,000 or the model's positions,
         and NotFiniteError naming the translation with a log-probability that is not finite.
         """
-        source_ids, target_ids, batches = self._encode_pairs(sources, targets, batch_tokens)
+        sources, source_ids, target_ids, batches = self._encode_pairs(sources, targets, batch_tokens, target_language)
         decodings: dict[int, ForcedDecoding] = {}
-        with show_progress(progress, "scoring", len(source_ids)) as advance:
+        with show_progress(progress, "scoring", len(sources)) as advance:
             for batch in batches:
                 forced = self._log_probabilities([source_ids[i] for i in batch], [target_ids[i] for i in batch])
                 for i, log_probabilities in zip(batch, forced, strict=True):
@@ -227,7 +195,7 @@ class TorchTranslator(Translator):
                         raise NotFiniteError(i, "target")
                     decodings[i] = ForcedDecoding(target_ids[i], log_probabilities)
                 advance(len(batch))
-        return [decodings[i] for i in range(len(source_ids))]
+        return [decodings[i] for i in range(len(sources))]
 
     def align(
         self,
@@ -235,6 +203,7 @@ class TorchTranslator(Translator):
         targets: str | Sequence[str],
         *,
         batch_tokens: int = 8192,
+        target_language: str | None = None,
         progress: bool = False,
     ) -> list[Alignment]:
         """Align the words of given translations, as `find_hypotheses` aligns its own; no text is split.
@@ -247,7 +216,7 @@ class TorchTranslator(Translator):
         return [
             align_text(source, target, [part._replace(attention=attention_of_heads(part.attention, heads))])
             for source, target, part in zip(
-                sources, targets, self.attend(sources, targets, batch_tokens, progress), strict=True
+                sources, targets, self.attend(sources, targets, batch_tokens, target_language, progress), strict=True
             )
         ]
 
@@ -257,6 +226,7 @@ class TorchTranslator(Translator):
         targets: list[str],
         references: list[Reference],
         batch_tokens: int = 8192,
+        target_language: str | None = None,
         progress: bool = False,
     ) -> HeadScores:
         """Choose the heads that align pairs most like the references, and use them for alignments from now on.
@@ -264,7 +234,7 @@ class TorchTranslator(Translator):
         `record_alignment_heads` writes them to the model's folder, and so does `model.save_pretrained`. Raises
         InputError as `score` does, and if the references have no links.
         """
-        parts = self.attend(sources, targets, batch_tokens, progress)
+        parts = self.attend(sources, targets, batch_tokens, target_language, progress)
         found = choose_heads(
             (
                 word_probabilities(source, target, part._replace(attention=attention_by_step(part.attention)))
@@ -288,33 +258,63 @@ class TorchTranslator(Translator):
         return path
 
     def attend(
-        self, sources: list[str], targets: list[str], batch_tokens: int = 8192, progress: bool = False
+        self,
+        sources: list[str],
+        targets: list[str],
+        batch_tokens: int = 8192,
+        target_language: str | None = None,
+        progress: bool = False,
     ) -> list[AlignedPart]:
         """Return each pair with its tokens and the attention of every head, (layers, heads, target, source)."""
-        source_ids, target_ids, batches = self._encode_pairs(sources, targets, batch_tokens)
-        parts: dict[int, AlignedPart] = {}
+        encoded, source_ids, target_ids, batches = self._encode_pairs(sources, targets, batch_tokens, target_language)
+        decoder, parts = CachedDecoder(self.model), dict[int, AlignedPart]()
         with show_progress(progress, "aligning", len(sources)) as advance:
             for batch in batches:
-                found = self._attention([source_ids[i] for i in batch], [target_ids[i] for i in batch])
+                found = self._attention(decoder, [source_ids[i] for i in batch], [target_ids[i] for i in batch])
                 for i, attention in zip(batch, found, strict=True):
                     source, target = self.clean(sources[i]), targets[i]
-                    spans = self._spans(self.target_tokenizer, target)
-                    parts[i] = AlignedPart("", source, target, self._source_spans(source), spans, attention)
+                    source_spans = self._source_spans(source, encoded[i].removesuffix(source))
+                    target_spans = self._spans(self.target_tokenizer, target)
+                    parts[i] = AlignedPart("", source, target, source_spans, target_spans, attention)
                 advance(len(batch))
         return [parts[i] for i in range(len(sources))]
 
+    @torch.inference_mode()
+    def _attention(
+        self, decoder: CachedDecoder, sources: list[list[int]], targets: list[list[int]]
+    ) -> list[np.ndarray]:
+        """Return the cross-attention of each pair, (layers, heads, target, source)."""
+        model, batch, tokens = self.model, self._batch(sources), self._batch(targets)["input_ids"]
+        states = model.model.encoder(**batch).last_hidden_state
+        memory_bias = ((1 - batch["attention_mask"]).float() * MASKED)[:, None, None]
+        start = torch.full_like(tokens[:, :1], model.config.decoder_start_token_id)
+        place = torch.arange(tokens.shape[1], device=tokens.device)
+        causal = ((place[:, None] < place).float() * MASKED)[None]
+        encoding = model.model.decoder.positional_encoding(0, len(place), tokens.device)
+        memory = memory_keys_and_values(model.model.decoder, states)
+        decoded = decoder(torch.cat((start, tokens[:, :-1]), dim=1), encoding, [], [], causal, *memory, memory_bias)
+        attention = torch.stack(decoded.cross_attentions, dim=1).float().cpu().numpy()
+        return [
+            weights[:, :, : len(target), : len(source)]
+            for weights, source, target in zip(attention, sources, targets, strict=True)
+        ]
+
     def _encode_pairs(
-        self, sources: str | Sequence[str], targets: str | Sequence[str], batch_tokens: int
-    ) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
-        """Return the token ids of both sides, and the indices of the pairs in each batch. Raises InputError."""
+        self, sources: str | Sequence[str], targets: str | Sequence[str], batch_tokens: int, target_language: str | None
+    ) -> tuple[list[str], list[list[int]], list[list[int]], list[list[int]]]:
+        """Return the cleaned sources with their language tokens, the token ids of both sides, and the batches.
+
+        A batch holds the indices of its pairs. Raises InputError.
+        """
         sources, targets = as_texts(sources, "source"), as_texts(targets, "target")
         if len(sources) != len(targets):
             raise InputError(f"{len(sources)} sources and {len(targets)} targets: each source needs its translation")
         with as_input_errors():
             batch_tokens = check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
         if not sources:
-            return [], [], []
-        source_ids = cast(list[list[int]], self.tokenizer(list(map(self.clean, sources)), verbose=False)["input_ids"])
+            return [], [], [], []
+        sources = self.add_language(list(map(self.clean, sources)), target_language, "source")
+        source_ids = cast(list[list[int]], self.tokenizer(sources, verbose=False)["input_ids"])
         target_ids = cast(list[list[int]], self.target_tokenizer(text_target=targets, verbose=False)["input_ids"])
         for kind, side in (("source", source_ids), ("target", target_ids)):
             for number, ids in enumerate(side, start=1):
@@ -328,7 +328,7 @@ class TorchTranslator(Translator):
         lengths = [
             max(len(source), len(target) * logits) for source, target in zip(source_ids, target_ids, strict=True)
         ]
-        return source_ids, target_ids, list(batches_by_length(lengths, batch_tokens))
+        return sources, source_ids, target_ids, list(batches_by_length(lengths, batch_tokens))
 
     @torch.inference_mode()
     def _log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[list[float]]:
@@ -341,6 +341,74 @@ class TorchTranslator(Translator):
         """Return input_ids and attention_mask, (batch, longest), on the model's device."""
         ids, mask = (torch.tensor(padded, device=self.model.device) for padded in pad_rows(rows, self.pad))
         return {"input_ids": ids, "attention_mask": mask}
+
+
+class TorchSearch(BatchSearch):
+    """Runs a TorchTranslator's search, on one CPU thread in each of several threads if it is shared."""
+
+    def __init__(self, translator: TorchTranslator, settings: SearchSettings, alignments: bool, is_shared: bool):
+        self.translator, self.settings, self.alignments = translator, settings, alignments
+        self.is_shared, self.is_stopped = is_shared, False
+        self.decoder = CachedDecoder(
+            translator.model
+        )  # copies weights, which the model may change before the next call
+        self.decoder.register_forward_pre_hook(self._check)
+        if is_shared:
+            single_threads.begin()
+
+    def run(self, sources: Sources) -> Found:
+        if self.is_shared:
+            torch.set_num_threads(1)  # of this thread, and of threads that start now
+        batch = self.translator._batch(sources)
+        with torch.inference_mode():
+            found = beam_search(
+                self.translator.model, batch["input_ids"], batch["attention_mask"], self.settings, self.decoder
+            )
+        sequences, scores = (tensor.tolist() for tensor in found)
+        return Found(sequences, scores, self._attend(sources, sequences) if self.alignments else None)
+
+    def _attend(self, sources: Sources, sequences: list[list[list[int]]]) -> list[list[Any]]:
+        """Return the attention of the tokens of each hypothesis, as in `Found`."""
+        translator, slots = self.translator, len(sequences[0])
+        pairs = [(source, row) for source, rows in zip(sources, sequences, strict=True) for row in rows]
+        tokens = [[token for token in row if token != translator.pad] or row[:1] for _, row in pairs]
+        heads = translator._alignment_heads()
+        found = translator._attention(self.decoder, [source for source, _ in pairs], tokens)
+        attention = [attention_of_heads(weights, heads) for weights in found]
+        return [attention[i : i + slots] for i in range(0, len(attention), slots)]
+
+    def _check(self, *_: Any) -> None:
+        if self.is_stopped:
+            raise InterruptedError
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+    def close(self) -> None:
+        if self.is_shared:
+            single_threads.end()
+
+
+class SingleThreads:
+    """Restores torch's number of threads, which is global in part, when no call has threads of its own any more."""
+
+    def __init__(self) -> None:
+        self.lock, self.calls, self.threads = Lock(), 0, 1
+
+    def begin(self) -> None:
+        with self.lock:
+            if self.calls == 0:
+                self.threads = torch.get_num_threads()
+            self.calls += 1
+
+    def end(self) -> None:
+        with self.lock:
+            self.calls -= 1
+            if self.calls == 0:
+                torch.set_num_threads(self.threads)
+
+
+single_threads = SingleThreads()
 
 
 def unwrap_peft(model: Any) -> VaswaniTransformerForConditionalGeneration:

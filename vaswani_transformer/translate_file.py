@@ -6,7 +6,9 @@ command translates the missing parts, with any number of processes.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,9 @@ from .model_folder import MODEL_FILES, files_sha256, read_json_object, write_jso
 ABOUT = "about.json"  # what the parts are a translation of
 SECONDS_BETWEEN_LOOKS = 0.2
 
-# Lines, and the number of the first one -> the lines of the output, at least one for each.
-Translate = Callable[[list[str], int], Iterable[bytes]]
+# Chunks of lines, each with the number of its first line -> their output, at least one line for each. The next chunk
+# may be read before a translation is yielded.
+Translate = Callable[[Iterable[tuple[list[str], int]]], Generator[list[bytes]]]
 
 
 def translate_file(
@@ -43,15 +46,22 @@ def translate_file(
     folder = output.with_name(f"{output.name}.parts")
     claim_parts(folder, about | {"chunk_lines": part_lines, "input": files_sha256(source)})
     parts: dict[Path, int] = {}  # and their numbers of lines
-    lines = read(source)
-    while chunk := list(islice(lines, part_lines)):
-        number = len(parts)
-        part = folder / f"part-{number:07}"
-        parts[part] = len(chunk)
-        if number % ranks == rank and not part.is_file():
-            translated = translate(chunk, number * part_lines + 1)
-            with atomic_file(part) as file:
-                file.writelines(translated)
+    missing: deque[Path] = deque()  # parts that are being translated
+
+    def read_missing() -> Iterator[tuple[list[str], int]]:
+        lines = read(source)
+        while chunk := list(islice(lines, part_lines)):
+            number = len(parts)
+            part = folder / f"part-{number:07}"
+            parts[part] = len(chunk)
+            if number % ranks == rank and not part.is_file():
+                missing.append(part)
+                yield chunk, number * part_lines + 1
+
+    with closing(translate(read_missing())) as translated:
+        for lines in translated:
+            with atomic_file(missing.popleft()) as file:
+                file.writelines(lines)
     if rank == 0:
         join_parts(parts, folder, output)
 

@@ -9,18 +9,27 @@ Nothing here needs torch: `torch_translator.py` runs the search with torch, `onn
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from .doubts import Doubt, find_reasons
 from .errors import BrokenFileError, InputError, as_input_errors
 from .lines import check_unicode
 from .model_folder import AlignmentHead
 from .search_vaswani_transformer import SearchSettings, check_number
-from .sentences_vaswani_transformer import check_sentences, join_texts, source_limit, split_text
+from .sentences_vaswani_transformer import (
+    LanguageTokens,
+    MissingLanguage,
+    check_sentences,
+    join_texts,
+    source_limit,
+    split_text,
+)
+from .workers import BatchSearch, Found, Workers
 
 if TYPE_CHECKING:  # imported where they are used: either backend works without the other
     from .alignments import Alignment, Span
@@ -29,8 +38,14 @@ if TYPE_CHECKING:  # imported where they are used: either backend works without 
 
 BACKENDS = ("torch", "onnx")
 LARGEST_COUNT = 1_000_000_000  # of batch_tokens and max_characters
+MOST_WORKERS = 1024
+# On a CPU, texts are divided into this many batches, unless these would have fewer tokens times beams.
+DIVISIONS, SMALLEST_DIVISION = 32, 2048
 # Of a batch: in every step, each hypothesis has the logits of the whole vocabulary, whatever the length of its source.
 LOGITS_PER_TOKEN = 4096
+
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -80,7 +95,25 @@ class NotFiniteError(BrokenFileError):
         self.index = index
 
 
+class MissingLanguageError(InputError):
+    """A text has no language token, and the model needs one. index, kind, first: as above"""
+
+    def __init__(self, index: int, kind: str, reason: str, first: int = 1):
+        super().__init__(f"{kind} {first + index} has {reason}")
+        self.index, self.reason = index, reason
+
+
 NOTHING = Hypothesis("", 0.0, [])  # the translation of what is only copied
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Texts whose translation has begun."""
+
+    texts: list[str]
+    parts: "list[Part]"
+    batches: list[list[int]]  # indices of parts
+    searched: Iterator[Found]  # for each batch
 
 
 @dataclass(frozen=True)
@@ -92,6 +125,7 @@ class Part:
     copied: str  # what stands between the previous part and this one
     text: str
     is_cut: bool  # whether it is a part of a sentence
+    prefix: str  # of the tokens, which `text` does not have: a language token
 
 
 class Translator(ABC):
@@ -109,6 +143,7 @@ class Translator(ABC):
     end: int  # </s>
     alignment_heads: Sequence[AlignmentHead] | None  # of generation_config.json
     target_vocabulary: int  # number of the decoder's tokens
+    languages: LanguageTokens  # of the source tokenizer
     clean: Callable[[str], str]  # what the source tokenizer needs before a text is tokenized: see choose_cleaning
 
     @overload
@@ -164,6 +199,21 @@ class Translator(ABC):
         with as_input_errors():
             return replace(self.search, **changes)
 
+    def add_language(self, texts: Sequence[str], language: str | None, kind: str = "text") -> list[str]:
+        """Put the token of the language in front of texts that begin with none; each must be one sentence.
+
+        language: as `target_language` of `find_hypotheses`.  kind: of the texts, for errors
+        """
+        with as_input_errors():
+            prefix = self.languages.prefix(language)
+        added = []
+        for index, text in enumerate(texts):
+            begins = self.languages.begins(text) or not text.strip()
+            if prefix is None and not begins:
+                raise MissingLanguageError(index, kind, self.languages.missing())
+            added.append(text if begins else f"{prefix}{text}")
+        return added
+
     @abstractmethod
     def _encode(self, text: str) -> tuple[list[int], list[int]]:
         """Return token ids, ending in </s>, and the character offset at which each begins."""
@@ -173,26 +223,32 @@ class Translator(ABC):
         """Return the text of token ids, without special tokens."""
 
     @abstractmethod
-    def _source_spans(self, text: str) -> "list[Span | None]":
-        """Return the characters of each token of `_encode`, None for special tokens."""
+    def _source_spans(self, text: str, prefix: str) -> "list[Span | None]":
+        """Return the characters of each token of `prefix + text` in the text, None for other tokens."""
 
     @abstractmethod
-    def _search(
-        self, batches: Iterable[list[list[int]]], settings: SearchSettings, alignments: bool
-    ) -> Iterator[list[list[Hypothesis]]]:
-        """Yield for each batch at most `num_return_sequences` hypotheses for each of its sources, best first.
+    def _open_search(self, settings: SearchSettings, alignments: bool, is_shared: bool) -> BatchSearch:
+        """Return a search for at most `num_return_sequences` hypotheses of each source, best first.
 
-        alignments: give the hypotheses their `attention`
+        alignments: whether it returns the attention of their tokens;  is_shared: whether several threads will run it at
+            the same time
         """
 
-    def _hypotheses(self, sequences: list[list[list[int]]], scores: list[list[float]]) -> list[list[Hypothesis]]:
-        """Convert the search's token ids (batch, n, length) and scores (batch, n); skip empty slots."""
-        found = []
-        for rows, row_scores in zip(sequences, scores, strict=True):
+    @abstractmethod
+    def _count_cores(self) -> int | None:
+        """Return the number of CPU cores for searches; None on a GPU, which one search at a time keeps busy."""
+
+    def _hypotheses(self, found: Found) -> list[list[Hypothesis]]:
+        """Convert what a search has found; skip empty slots."""
+        hypotheses = []
+        attention = found.attention or [[None] * len(scores) for scores in found.scores]
+        for rows, *others in zip(found.sequences, found.scores, attention, strict=True):
             stripped = [[token for token in row if token != self.pad] for row in rows]
-            pairs = zip(stripped, row_scores, strict=True)
-            found.append([Hypothesis(self._decode(row), score, row) for row, score in pairs if row])
-        return found
+            slots = zip(stripped, *others, strict=True)
+            hypotheses.append(
+                [Hypothesis(self._decode(row), score, row, attention=weights) for row, score, weights in slots if row]
+            )
+        return hypotheses
 
     def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
         """Translate texts by beam search (section 6.1); text without a letter or digit is copied.
@@ -214,10 +270,12 @@ class Translator(ABC):
         batch_tokens: int = 8192,
         max_source_length: int | None = None,
         split_sentences: bool = True,
+        target_language: str | None = None,
         progress: bool = False,
         doubts: list[Doubt] | None = None,
         warn_ratio: float | None = None,
         alignments: bool = False,
+        workers: int | None = None,
         **search: Any,
     ) -> list[list[Hypothesis]]:
         """Translate texts and return the best hypotheses of each, with their scores and tokens, best first.
@@ -229,50 +287,100 @@ class Translator(ABC):
         split_sentences: translate the sentences of a text one by one, as models are trained. What stands between them
             is copied: white space, line breaks, bullets, rules. False splits only lines that are longer than
             max_source_length.
+        target_language: of a model with language tokens such as >>deu<<, "deu" or the token itself, which is put in
+            front of every sentence. A text that begins with a token, or has one at the beginning of a line, keeps it.
+            None refuses texts without a token if the model has several; "" translates them without one.
         progress: show progress bars on stderr.
         doubts: a list to which the parts with a doubtful best translation are added: empty, a loop, a cut sentence.
         warn_ratio: also those with fewer target than source tokens times this number.
         alignments: align the words of the translations with those of the texts: `alignment` and `links` of the results.
+        workers: number of batches that are searched at the same time, each on one CPU thread; memory grows with it. 1
+            uses all threads inside each operator, as does any text that fits into one batch. Translations do not depend
+            on it. Default: the number of threads, or 1 on a GPU.
         search: changes of the settings in generation_config.json, such as `num_beams=8`: fields of SearchSettings.
 
         Returns at most `num_return_sequences` hypotheses (default: 1) and at least one for each text, in order. Raises
-        InputError, and NotFiniteError naming the text whose translations have no finite score.
+        InputError, MissingLanguageError naming the text, and NotFiniteError if its translations have no finite score.
         """
-        texts = as_texts(texts, "text")
+        options = {"batch_tokens": batch_tokens, "workers": workers, "progress": progress, "doubts": doubts}
+        options |= {"max_source_length": max_source_length, "split_sentences": split_sentences}
+        options |= {"target_language": target_language, "alignments": alignments}
+        (found,) = self.find_in_chunks([texts], warn_ratio=warn_ratio, **options, **search)
+        return found
+
+    def find_in_chunks(
+        self,
+        chunks: Iterable[str | Sequence[str]],
+        *,
+        look_ahead: bool = False,
+        batch_tokens: int = 8192,
+        max_source_length: int | None = None,
+        split_sentences: bool = True,
+        target_language: str | None = None,
+        progress: bool = False,
+        doubts: list[Doubt] | None = None,
+        warn_ratio: float | None = None,
+        alignments: bool = False,
+        workers: int | None = None,
+        **search: Any,
+    ) -> Generator[list[list[Hypothesis]]]:
+        """Yield what `find_hypotheses` returns for each chunk of texts, in order; needs memory for two chunks.
+
+        look_ahead: begin a chunk before the previous one is yielded, so that no worker waits at its end. False for text
+            that is still being written.
+        The other options are those of `find_hypotheses`. Close the generator if it is not exhausted: it has threads.
+        """
         settings = self.change_search(**search)
+        cores = self._count_cores()
         with as_input_errors():
             limit = source_limit(max_source_length, self.trained_length, self.positions, split_sentences)
             batch_tokens = check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
+            self.languages.prefix(target_language)  # raises ValueError for an unknown language
+            workers = cores or 1 if workers is None else check_number("workers", workers, 1, MOST_WORKERS)
 
-        parts: list[Part] = []
-        with show_progress(progress, "splitting") as advance:
-            for number, text in enumerate(texts):
-                for piece in split_text(text, limit, self._encode, split_sentences, self.clean):
-                    parts.append(Part(number, piece.ids, piece.copied, piece.text, piece.is_cut))
-                    advance(1)
-        found: list[list[Hypothesis]] = [[] for _ in parts]
-        sources = [i for i, part in enumerate(parts) if part.source]
-        shortest = self.target_vocabulary // LOGITS_PER_TOKEN
-        lengths = [max(len(parts[i].source), shortest) * settings.num_beams for i in sources]
-        batches = list(batches_by_length(lengths, batch_tokens))
-        searched = self._search(([parts[sources[i]].source for i in batch] for batch in batches), settings, alignments)
-        with show_progress(progress, "translating", len(sources)) as advance:
-            for batch, of_batch in zip(batches, searched, strict=True):
-                for i, hypotheses in zip(batch, of_batch, strict=True):
-                    if not hypotheses or not all(math.isfinite(hypothesis.score) for hypothesis in hypotheses):
-                        raise NotFiniteError(parts[sources[i]].text_index, "text")
-                    found[sources[i]] = hypotheses
-                advance(len(batch))
+        def begin(texts: str | Sequence[str]) -> Chunk:
+            texts, parts = as_texts(texts, "text"), list[Part]()
+            with show_progress(progress, "splitting") as advance:
+                for number, text in enumerate(texts):
+                    cut = (limit, self._encode, split_sentences, self.clean, self.languages, target_language)
+                    try:
+                        for piece in split_text(text, *cut):
+                            parts.append(Part(number, piece.ids, piece.copied, piece.text, piece.is_cut, piece.prefix))
+                            advance(1)
+                    except MissingLanguage as error:
+                        raise MissingLanguageError(number, "text", str(error)) from None
+            sources = [i for i, part in enumerate(parts) if part.source]
+            shortest = self.target_vocabulary // LOGITS_PER_TOKEN
+            lengths = [max(len(parts[i].source), shortest) * settings.num_beams for i in sources]
+            largest = batch_tokens if cores is None else divide_evenly(sum(lengths), batch_tokens)
+            batches = [[sources[i] for i in batch] for batch in batches_by_length(lengths, largest)]
+            searched = pool.start([[parts[i].source for i in batch] for batch in batches])
+            return Chunk(texts, parts, batches, searched)
 
-        translations: list[list[Hypothesis]] = [[] for _ in texts]
-        for part, hypotheses in zip(parts, found, strict=True):
-            so_far = translations[part.text_index]
-            translations[part.text_index] = join_hypotheses(so_far, part.copied, hypotheses)
-            if doubts is not None and part.source:
-                best = hypotheses[0]
-                reasons = find_reasons(part.source, best.tokens, best.text, part.is_cut, warn_ratio)
-                doubts += [Doubt(part.text_index, reason, part.text, best.text) for reason in reasons]
-        return self._align(texts, parts, found, translations) if alignments else translations
+        def finish(chunk: Chunk) -> list[list[Hypothesis]]:
+            parts = chunk.parts
+            found: list[list[Hypothesis]] = [[] for _ in parts]
+            with show_progress(progress, "translating", sum(map(len, chunk.batches))) as advance:
+                for batch, of_batch in zip(chunk.batches, chunk.searched, strict=True):
+                    for i, hypotheses in zip(batch, self._hypotheses(of_batch), strict=True):
+                        if not hypotheses or not all(math.isfinite(hypothesis.score) for hypothesis in hypotheses):
+                            raise NotFiniteError(parts[i].text_index, "text")
+                        found[i] = hypotheses
+                    advance(len(batch))
+
+            translations: list[list[Hypothesis]] = [[] for _ in chunk.texts]
+            for part, hypotheses in zip(parts, found, strict=True):
+                so_far = translations[part.text_index]
+                translations[part.text_index] = join_hypotheses(so_far, part.copied, hypotheses)
+                if doubts is not None and part.source:
+                    best = hypotheses[0]
+                    reasons = find_reasons(part.source, best.tokens, part.text, best.text, part.is_cut, warn_ratio)
+                    doubts.extend(Doubt(part.text_index, reason, part.text, best.text) for reason in reasons)
+            return self._align(chunk.texts, parts, found, translations) if alignments else translations
+
+        with Workers(partial(self._open_search, settings, alignments), workers) as pool:
+            begun = map(begin, chunks)
+            yield from map(finish, take_ahead(begun) if look_ahead else begun)
 
     def _align(
         self,
@@ -286,7 +394,7 @@ class Translator(ABC):
 
         of_text: list[list[list[AlignedPart]]] = [[[] for _ in hypotheses] for hypotheses in translations]
         for part, hypotheses in zip(parts, found, strict=True):
-            source_spans = self._source_spans(part.text) if part.source else []
+            source_spans = self._source_spans(part.text, part.prefix) if part.source else []
             # The tokens of a part that was truncated are its first ones and </s>.
             source_spans = [*source_spans[: max(len(part.source) - 1, 0)], *source_spans[-1:]]
             for rank, aligned in enumerate(of_text[part.text_index]):
@@ -302,11 +410,34 @@ class Translator(ABC):
         ]
 
 
+def take_ahead(items: Iterable[Item]) -> Iterator[Item]:
+    """Yield items, each after the next one has been taken, so that an error in taking one comes after those before."""
+    taken: list[Item] = []
+    try:
+        for item in items:
+            taken.append(item)
+            if len(taken) > 1:
+                yield taken.pop(0)
+    except Exception:
+        yield from taken
+        raise
+    yield from taken
+
+
 def pad_rows(rows: Sequence[list[int]], pad: int) -> tuple[list[list[int]], list[list[int]]]:
     """Pad token ids on the right. Return ids and mask, both (rows, longest)."""
     longest = max(map(len, rows))
     ids = [row + [pad] * (longest - len(row)) for row in rows]
     return ids, [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
+
+
+def divide_evenly(tokens: int, batch_tokens: int) -> int:
+    """Return the size of batches that occupy many workers, at most `batch_tokens`.
+
+    On a CPU, smaller batches take no more time. The number of workers does not count here, so that the translations do
+    not depend on it, not even by rounding.
+    """
+    return min(batch_tokens, max(SMALLEST_DIVISION, tokens // DIVISIONS))
 
 
 def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:

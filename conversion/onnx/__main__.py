@@ -9,13 +9,16 @@ from rich.console import Console
 
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
+from vaswani_transformer.model_argument import find_model
+from vaswani_transformer.options import DryRun, Model, Revision
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command(help="Export a model to ONNX and verify that it translates as torch does.")
 def export(
-    model: Annotated[Path, typer.Argument(help="The model folder.")],
+    context: typer.Context,
+    model: Model,
     output: Annotated[Path, typer.Argument(help="The new folder.")],
     precision: Annotated[
         Literal["fp32", "fp16", "int8", "int8-weights"],
@@ -31,6 +34,14 @@ def export(
             "--attention",
             help="Add an output: the attention of each token of the best translation to the source; translating takes "
             "about 10 % longer. Not with --text. In the split layout, decoder_model has it.",
+        ),
+    ] = False,
+    repetition: Annotated[
+        bool,
+        typer.Option(
+            "--repetition",
+            help="Add the inputs no_repeat_ngram_size and repetition_penalty, and operators for them to each step; "
+            "default: only if the model's generation_config.json sets one of them.",
         ),
     ] = False,
     text: Annotated[
@@ -52,38 +63,43 @@ def export(
             help="Make the search settings, except early_stopping, required inputs, as onnxruntime-web needs.",
         ),
     ] = False,
+    revision: Revision = None,
+    dry_run: DryRun = False,
 ) -> None:
     layout = "split" if library else layout
     single_only = {"--sentences": sentences is not None, "--text": text, "--no-defaults": no_defaults}
+    single_only["--repetition"] = repetition
     for option, is_given in single_only.items():
         if is_given and layout != "single":
             raise InputError(f"{option} needs the search in the graph: --layout single")
     if attention and (library or text):
         other = f"--for {library}" if library else "--text"
         raise InputError(f"--attention cannot be combined with {other}; export twice")
-    if not model.is_dir():
-        raise InputError(f"{model}: no such folder")
     import onnxruntime  # noqa: F401  # report missing packages before any work
     import onnxscript  # noqa: F401
 
+    folder = find_model(context, model, revision, dry_run)
+    if not folder.is_dir():
+        raise InputError(f"{model}: no such folder")
     from .export import export_single_folder, export_split_folder
 
     console = Console(stderr=True, force_terminal=sys.stderr.isatty())
     with console.status("reading the model") as status:  # shown only on a terminal
         if layout == "single":
             report = export_single_folder(
-                model,
+                folder,
                 output,
                 precision,
                 defaults=not no_defaults,
                 attention=attention,
+                repetition=repetition,
                 text=text,
                 sentences=sentences,
                 on_stage=status.update,
             )
         else:
             report = export_split_folder(
-                model, output, precision, attention=attention, library=library, on_stage=status.update
+                folder, output, precision, attention=attention, library=library, on_stage=status.update
             )
     typer.echo(report)
     for path in sorted(path for pattern in ("*.onnx", "*.onnx.data") for path in output.rglob(pattern)):

@@ -11,6 +11,7 @@ from onnx import ModelProto
 from onnx.external_data_helper import set_external_data
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
+from vaswani_transformer.languages import read_languages
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.loading import load_model, load_tokenizer, weight_files
 from vaswani_transformer.model_folder import (
@@ -48,6 +49,7 @@ def export_single_folder(
     *,
     defaults: bool = True,
     attention: bool = False,
+    repetition: bool = False,
     text: bool = False,
     sentences: str | Path | None = None,
     on_stage: OnStage = lambda stage: None,
@@ -57,6 +59,7 @@ def export_single_folder(
     defaults: give the settings of the search default values; False makes them required inputs, because
         onnxruntime-web, unlike ONNX Runtime itself, ignores other values of optional inputs
     attention: add the output cross_attentions
+    repetition: add the inputs no_repeat_ngram_size and repetition_penalty; always so if generation_config.json sets one
     text: also write model_text.onnx, which contains the tokenizer
     sentences: a text file on which to verify and time the graph, too
     on_stage: called with the name of each stage
@@ -66,14 +69,14 @@ def export_single_folder(
     lines = None if sentences is None else list(read_lines(sentences))
     with create_folder(folder) as unfinished:
         source = ModelFolder(model_folder)
-        assert source.search  # which refuses what only `generate()` applies
+        repetition |= bool(source.search.repetition)  # `search` refuses what only `generate()` applies
         model = load_model(source, device="cpu", dtype=torch.float32)
         tokenizer = check_and_load_tokenizer(source, model, required=lines is not None)
         encoded = None if lines is None else tokenize_sentences(lines, tokenizer, model, str(sentences))
         bpe = load_byte_level_bpe(model_folder, model) if text else None
         on_stage("exporting the model")
-        graph = export_single_graph(half_if_fp16(model, precision), attention)
-        settings = {} if defaults else default_inputs(model)
+        graph = export_single_graph(half_if_fp16(model, precision), attention, repetition)
+        settings = {} if defaults else default_inputs(model, repetition)
         remove_defaults(graph, settings)
         on_stage("writing the graphs")
         path = unfinished / "model.onnx"
@@ -90,7 +93,7 @@ def export_single_folder(
             reports.append(verify_text(unfinished, model, tokenizer, lines or []))
         copy_files(model_folder, unfinished, model, precision)
         if (model_folder / "tokenizer.json").exists():
-            page = write_readme(model, model_folder, precision, settings, unfinished, attention)
+            page = write_readme(model, model_folder, precision, settings, unfinished, attention, repetition)
             (unfinished / "README.md").write_text(page, encoding="utf-8")
     return "\n".join(reports)
 
@@ -181,6 +184,8 @@ def copy_files(model_folder: Path, unfinished: Path, model: Model, precision: st
         "weights_sha256": files_sha256(*weight_files(model_folder)),
         "graphs": {path.name: file_sha256(path) for path in sorted(unfinished.glob("*.onnx"))},
     }
+    if languages := read_languages(model_folder):
+        record["languages"] = languages
     write_json(unfinished / EXPORT_RECORD, record)
     # Not copied: the model's file may leave out defaults that the runtime must read.
     model.config.to_json_file(unfinished / "config.json")

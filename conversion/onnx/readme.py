@@ -5,14 +5,20 @@ from pathlib import Path
 from string import Template
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.model_folder import read_json_object
-from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER, LanguageTokens
 
 from .single_graph import default_inputs
+from .tokenizer import FIXED_INPUT
 
 HERE = Path(__file__).parent
+# Of the table of inputs.
+REPETITION_ROWS = """
+| `no_repeat_ngram_size` | int64 | $scalar | no sequence of this many tokens occurs twice in a translation; 0: off |
+| `repetition_penalty` | float32 | $scalar | factor of log P of tokens that the translation already has; 1: off |"""
 
 
 def write_readme(
@@ -22,19 +28,20 @@ def write_readme(
     settings: Mapping[str, np.ndarray],
     folder: Path,
     attention: bool,
+    repetition: bool,
 ) -> str:
     """Return README.md for an exported folder.
 
     model_folder: the folder that the model was loaded from
     settings: required inputs with example values;  folder: the export, complete except for this file
-    attention: whether the graph has the output cross_attentions
+    attention, repetition: whether the graph has the output cross_attentions and the inputs against repetitions
     """
 
     def if_exists(name: str, then: str, otherwise: str) -> str:
         return then if (folder / name).exists() else otherwise
 
     positions = model.config.learned_positions
-    defaults = default_inputs(model)
+    defaults = default_inputs(model, repetition)
     cuda = "ONNX Runtime's CUDA provider supports all operators of this file."
     if precision == "int8":
         cuda = "But CUDA cannot multiply unsigned with signed bytes: for a GPU, export with `--precision fp16`."
@@ -43,8 +50,15 @@ def write_readme(
     target_tokenizer = f'tokenizers.Tokenizer.from_file("{TARGET_TOKENIZER}/tokenizer.json")'
     weights = " Its weights are in `model.onnx.data`, which must be in the same folder."
     # model_text.onnx returns only the best translation.
-    text_settings = {name: value for name, value in settings.items() if name != "num_return_sequences"}
+    text_settings = {name: value for name, value in settings.items() if name != FIXED_INPUT}
+    scalar = "scalar" if settings else "scalar, optional"
+    languages = LanguageTokens(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    token = f"{languages.tokens[0]} " if languages.are_needed else ""
+    tagged = f'[piece and f"{token}{{piece}}" for piece in pieces[::2]]  # the language token in front of each'
     values = {
+        "token": token,
+        "language_note": describe_tokens(languages),
+        "sentences": tagged if token else "pieces[::2]",
         "languages": describe_languages(model_folder),
         "precision": precision,
         "define_settings": write_settings(settings),
@@ -54,7 +68,9 @@ def write_readme(
         "pad": model.config.pad_token_id,
         "weights": if_exists("model.onnx.data", weights, ""),
         "other_file": if_exists("model_text.onnx.data", "only `model_text.onnx.data` beside it", "no other file"),
-        "scalar": "scalar" if settings else "scalar, optional",
+        "scalar": scalar,
+        "repetition": Template(REPETITION_ROWS).substitute(scalar=scalar) if repetition else "",
+        "text_settings": ", ".join(f"`{name}`" for name in defaults if name != FIXED_INPUT),
         "target_tokenizer": if_exists(TARGET_TOKENIZER, target_tokenizer, "tokenizer"),
         "positions": "" if positions is None else f"; the model has positions for {positions - 1}",
         "lookahead": defaults["early_stopping"],
@@ -64,6 +80,17 @@ def write_readme(
     names = ["README", if_exists("model_text.onnx", "README.text", ""), "README.attention" if attention else ""]
     templates = (Template((HERE / f"{name}.template").read_text(encoding="utf-8")) for name in names if name)
     return "".join(template.substitute(values) for template in templates)
+
+
+def describe_tokens(languages: LanguageTokens) -> str:
+    """Return a paragraph about the language tokens of the sources, or nothing."""
+    if not languages.are_needed:
+        return ""
+    tokens = ", ".join(f"`{token}`" for token in languages.tokens)
+    return (
+        "Every sentence begins with a token that names the language of its translation; the tokenizer makes one id of "
+        f"it. The model has {tokens}.\n\n"
+    )
 
 
 def describe_languages(model_folder: Path) -> str:

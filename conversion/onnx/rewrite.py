@@ -60,14 +60,17 @@ def simplify(graph: GraphProto) -> None:
     names = [value.name for value in graph.input]
     inputs = {size: (name, axis) for name in reversed(names) for axis, size in enumerate(shapes[name])}
     op = GraphBuilder("numbers.")
+    pairs: set[str] = set()  # indices of GatherND, which several nodes may share
     for node in graph.node:
         index = made_by.get(node.input[1], NodeProto()) if len(node.input) > 1 else NodeProto()
         if node.op_type == "Reshape" and index.op_type and (sizes := find_constant_shape(node, shapes)):
             graph.initializer.append(numpy_helper.from_array(np.array(sizes), f"{node.output[0]}.shape"))
             replace_node(node, "Reshape", [node.input[0], f"{node.output[0]}.shape"])
-        elif node.op_type == "GatherElements" and is_row_index(node, index, shapes):
-            sentences = number_sentences(op, [inputs[size] for size in shapes[index.input[0]][:2]])
-            replace_node(index, "Concat", [sentences, index.input[0]], axis=2)
+        elif node.op_type == "GatherElements" and (node.input[1] in pairs or is_row_index(node, index, shapes)):
+            if node.input[1] not in pairs:
+                sentences = number_sentences(op, [inputs[size] for size in shapes[index.input[0]][:2]])
+                replace_node(index, "Concat", [sentences, index.input[0]], axis=2)
+                pairs.add(node.input[1])
             replace_node(node, "GatherND", node.input[:2])
         elif node.op_type == "GatherND" and is_index_of_first_axis(node, index, shapes):
             replace_node(node, "Gather", [node.input[0], index.input[0]], axis=0)

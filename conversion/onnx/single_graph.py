@@ -44,7 +44,7 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Mo
 from vaswani_transformer.attention_maps import using_eager_attention
 from vaswani_transformer.modeling_vaswani_transformer import EMPTY_SCORE, VALID_ABOVE, target_vocab_size
 from vaswani_transformer.onnx_translator import graph_inputs
-from vaswani_transformer.search_vaswani_transformer import SearchSettings
+from vaswani_transformer.search_vaswani_transformer import REPETITION, SearchSettings
 
 from .graph_builder import GraphBuilder, tensor_type
 from .torch_export import SearchGraphs, export_search
@@ -63,20 +63,21 @@ Values = dict[str, str]  # a variable of the search -> the name of its value in 
 
 
 @torch.no_grad()
-def export_single_graph(model: Model, attention: bool = False) -> ModelProto:
+def export_single_graph(model: Model, attention: bool = False, repetition: bool = False) -> ModelProto:
     """Export the model and its beam search.
 
     The generation config supplies the defaults of the search's settings.
 
     attention: add the output cross_attentions (batch, layers, heads, length, source), of the best hypotheses
+    repetition: add the inputs no_repeat_ngram_size and repetition_penalty
     """
     with using_eager_attention(model):
-        graphs = export_search(model, attention)
+        graphs = export_search(model, attention, repetition)
     op, pad = GraphBuilder("search."), cast(int, model.config.pad_token_id)
     # Both are never negative. Without Abs, shape inference takes the default of an input for a constant, and ONNX
     # Runtime folds the shapes that follow: other values would give wrong translations.
     beams, returned = op.Abs("num_beams"), op.Abs("num_return_sequences")
-    initial = initial_values(op, graphs, beams, target_vocab_size(model.config))
+    initial = initial_values(op, graphs, beams, target_vocab_size(model.config), repetition)
     # A sentence is done when the hypotheses to return are final; with a negative lookahead, when all have finished.
     needed = op.Where(op.Less("early_stopping", 0), beams, returned)
     final = outer_loop(op, graphs, initial, op.Unsqueeze(op.Sub(needed, 1), [0]), pad)
@@ -85,16 +86,16 @@ def export_single_graph(model: Model, attention: bool = False) -> ModelProto:
         # The best hypotheses may be shorter than the others.
         padding = op.Sub(length, op.Shape(final["cross_attentions"], start=3, end=4))
         op.Pad(final["cross_attentions"], op.Concat([0], padding, axis=0), "", [3], name="cross_attentions")
-    exported = op.model("translation", *inputs_and_outputs(model, attention))
+    exported = op.model("translation", *inputs_and_outputs(model, attention, repetition))
     # OnnxTranslator compares them with the config.json beside the file.
     sizes = {"vocab_size": model.config.vocab_size, "decoder_vocab_size": target_vocab_size(model.config)}
     helper.set_model_props(exported, {name: str(size) for name, size in sizes.items()})
     return exported
 
 
-def inputs_and_outputs(model: Model, attention: bool) -> tuple[list, list, list]:
+def inputs_and_outputs(model: Model, attention: bool, repetition: bool) -> tuple[list, list, list]:
     """Return the inputs and outputs of the file, and the default values of optional inputs."""
-    defaults = [numpy_helper.from_array(value, name) for name, value in default_inputs(model).items()]
+    defaults = [numpy_helper.from_array(value, name) for name, value in default_inputs(model, repetition).items()]
     inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "source"]) for name in IDS]
     inputs += [helper.make_tensor_value_info(tensor.name, tensor.data_type, []) for tensor in defaults]
     outputs = [
@@ -107,12 +108,12 @@ def inputs_and_outputs(model: Model, attention: bool) -> tuple[list, list, list]
     return inputs, outputs, defaults
 
 
-def default_inputs(model: Model) -> dict[str, np.ndarray]:
+def default_inputs(model: Model, repetition: bool) -> dict[str, np.ndarray]:
     """Return the defaults of the scalar inputs: the settings in the model's generation config."""
-    return graph_inputs(SearchSettings.from_generation_config(model.generation_config.to_dict()))
+    return graph_inputs(SearchSettings.from_generation_config(model.generation_config.to_dict()), repetition)
 
 
-def initial_values(op: GraphBuilder, graphs: SearchGraphs, beams: str, vocabulary: int) -> Values:
+def initial_values(op: GraphBuilder, graphs: SearchGraphs, beams: str, vocabulary: int, repetition: bool) -> Values:
     """Encode the sentences. Return the outputs of `start`, and empty results for each row of the batch."""
     # `count_initial_hypotheses`: 2 x num_beams / vocabulary, rounded up
     initial_live = op.Div(op.Add(op.Mul(beams, 2), vocabulary - 1), vocabulary)
@@ -121,6 +122,7 @@ def initial_values(op: GraphBuilder, graphs: SearchGraphs, beams: str, vocabular
     own = op.Add(op.Squeeze(op.Shape("input_ids", start=1), [0]), own)
     longest = op.Where(op.Greater(common, 0), common, own)
     settings = ["length_penalty", "early_stopping", "extra_length", "max_new_tokens", "min_new_tokens"]
+    settings += REPETITION if repetition else []
     inputs = [*IDS, *(op.Range(0, size, 1) for size in (beams, longest, initial_live)), *settings]
     initial = {name: f"first.{name}" for name in graphs.types}
     op.inline(graphs.start, "start.", inputs, [*initial.values()])

@@ -119,10 +119,13 @@ class CrossAttentions(nn.Module):
         return weights.masked_fill((tokens == self.config.pad_token_id)[:, None, None, :, None], 0.0)
 
 
-def export_search(model: Model, attention: bool) -> SearchGraphs:
-    """Export `start`, `step` and, for attention, `CrossAttentions`."""
+def export_search(model: Model, attention: bool, repetition: bool) -> SearchGraphs:
+    """Export `start`, `step` and, for attention, `CrossAttentions`.
+
+    repetition: with the settings against repetitions
+    """
     ids = torch.full((EXAMPLE_BATCH, SOURCE_LENGTH), 2)
-    settings = SettingTensors(*map(torch.tensor, (0.6, 5, 50, 0, 0)))
+    settings = [*map(torch.tensor, (0.6, 5, 50, 0, 0, *((2, 1.3) if repetition else ())))]
     start_inputs = (ids, torch.ones_like(ids), *map(torch.arange, (BEAMS, LONGEST, LIVE)), *settings)
     sizes = [{0: Dim.AUTO}] * 3
     start_axes = (ROWS_AND_COLUMNS, ROWS_AND_COLUMNS, *sizes, tuple({} for _ in settings))
@@ -159,6 +162,7 @@ def make_example_parts(model: Model, start_inputs: tuple[Tensor, ...], last_inde
         bias=state.bias[:, :LIVE, : slots + LIVE],
         last_tokens=state.last_tokens[:, :LIVE],
         live_log_probs=state.live_log_probs[:, :LIVE],
+        history=[tensor[:, :LIVE] for tensor in state.history],
     )
     return memory, constants, state
 

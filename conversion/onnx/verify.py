@@ -14,7 +14,7 @@ from vaswani_transformer.attention_maps import using_eager_attention
 from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.errors import ProofError
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE, gnmt_length_penalty
-from vaswani_transformer.onnx_translator import graph_inputs
+from vaswani_transformer.onnx_translator import graph_inputs, has_repetition
 from vaswani_transformer.search_vaswani_transformer import SearchSettings
 from vaswani_transformer.translator import pad_rows
 
@@ -44,6 +44,12 @@ CASES = [
     Case(8, 6, SearchSettings(2, 0.0, True, num_return_sequences=2, extra_length=34)),
     Case(4, 1, SearchSettings(5, 0.6, False, num_return_sequences=5, max_new_tokens=12)),
 ]
+# Of a graph with the settings against repetitions.
+REPETITION_CASES = [
+    Case(5, 12, SearchSettings(num_return_sequences=4, min_new_tokens=3, no_repeat_ngram_size=2)),
+    Case(3, 12, SearchSettings(num_return_sequences=4, no_repeat_ngram_size=3, repetition_penalty=1.3)),
+    Case(6, 12, SearchSettings(1, no_repeat_ngram_size=2, repetition_penalty=1.2)),
+]
 
 
 class Translations(NamedTuple):
@@ -70,10 +76,11 @@ def verify(path: Path, model: Model, precision: str = "fp32") -> str:
     has_attention = "cross_attentions" in {value.name for value in session.get_outputs()}
     lines = [" batch beams alpha  translations  equal  tied  score diff.   ONNX s  torch s"]
     wrong, hypotheses, largest = [], 0, 0.0
-    for seed, case in enumerate(CASES):
+    cases = CASES + (REPETITION_CASES if has_repetition(session) else [])
+    for seed, case in enumerate(cases):
         batch = random_batch(model, seed, case.sentences, case.longest)
         translations = translate(session, model, batch, case.search)
-        found = compare(translations, model, batch, case.search.length_penalty, precision)
+        found = compare(translations, model, batch, case.search, precision)
         hypotheses += found.hypotheses
         wrong += [f"{case}: {reason}" for reason in found.wrong]
         lines.append(
@@ -111,9 +118,9 @@ def translate(session: Any, model: Model, batch: dict[str, Tensor], search: Sear
 
 
 def compare(
-    translations: Translations, model: Model, batch: dict[str, Tensor], alpha: float, precision: str
+    translations: Translations, model: Model, batch: dict[str, Tensor], search: SearchSettings, precision: str
 ) -> Comparison:
-    """Compare the graph's translations of a batch with torch's. alpha: the length penalty of the search"""
+    """Compare the graph's translations of a batch with torch's."""
     found, scores, expected, expected_scores, _ = translations
     exists, exists_in_torch = scores > VALID_ABOVE, expected_scores > VALID_ABOVE
     equal = same_tokens(found, expected, cast(int, model.config.pad_token_id))
@@ -131,7 +138,7 @@ def compare(
             wrong.append("the graph and torch finish different numbers of hypotheses")
         exists = exists_in_torch
     else:  # rounding may change the tokens, so torch scores the graph's translations
-        differences = difference_by_token(model, batch, found, scores, alpha)
+        differences = difference_by_token(model, batch, found, scores, search)
     largest = float(differences[exists].max(initial=0.0))
     if not largest <= TOLERANCES[precision]:  # also true for NaN
         wrong.append(f"scores differ by {largest:.2g}; the limit is {TOLERANCES[precision]}")
@@ -152,23 +159,31 @@ def same_tokens(found: np.ndarray, expected: np.ndarray, pad: int) -> np.ndarray
 
 @torch.no_grad()
 def difference_by_token(
-    model: Model, batch: dict[str, Tensor], found: np.ndarray, scores: np.ndarray, alpha: float
+    model: Model, batch: dict[str, Tensor], found: np.ndarray, scores: np.ndarray, search: SearchSettings
 ) -> np.ndarray:
     """Return the difference of the scores from torch's for the same tokens, in log P per token, (batch, beams)."""
     beams = found.shape[1]
     labels = torch.from_numpy(found).flatten(0, 1)
     is_token = labels != model.config.pad_token_id
     repeated = {name: tensor.repeat_interleave(beams, dim=0) for name, tensor in batch.items()}
-    log_probabilities = model.target_log_probabilities(labels, **repeated)
+    before = model.prepare_decoder_input_ids_from_labels(labels)
+    logits = model(**repeated, decoder_input_ids=before, use_cache=False).logits.float()
+    of_labels = logits.gather(2, labels[:, :, None])[:, :, 0]
+    log_probabilities = of_labels - logits.logsumexp(dim=2)
+    # As in `penalise_repetitions`.
+    value, penalty = of_labels if search.num_beams == 1 else log_probabilities, search.repetition_penalty
+    is_repeated = (labels[:, :, None] == before[:, None]).tril().any(dim=2)
+    log_probabilities += is_repeated * (torch.where(value < 0, value * penalty, value / penalty) - value)
     totals = (log_probabilities * is_token).sum(dim=1).unflatten(0, (-1, beams)).numpy()
     lengths = is_token.sum(dim=1).unflatten(0, (-1, beams)).clip(min=1)
-    penalties = cast(Tensor, gnmt_length_penalty(lengths.double(), alpha))
+    penalties = cast(Tensor, gnmt_length_penalty(lengths.double(), search.length_penalty))
     return np.abs(scores * penalties.numpy() - totals) / lengths.numpy()
 
 
 def attention_difference(session: Any, model: Model, batch: dict[str, Tensor], case: Case) -> float:
     """Return the largest difference of the best translations' attention weights from torch's."""
-    inputs = {name: tensor.numpy() for name, tensor in batch.items()} | graph_inputs(case.search)
+    inputs = {name: tensor.numpy() for name, tensor in batch.items()}
+    inputs |= graph_inputs(case.search, has_repetition(session))
     sequences, weights = session.run(["sequences", "cross_attentions"], inputs)
     best = torch.from_numpy(sequences[:, 0])
     per_layer = cross_attentions(model, batch, model.prepare_decoder_input_ids_from_labels(best))
@@ -199,7 +214,7 @@ def open_session(path: Path) -> Any:
 def run(session: Any, batch: Mapping[str, Tensor], search: SearchSettings) -> tuple[np.ndarray, np.ndarray]:
     """Return sequences and scores."""
     inputs = {name: tensor.numpy() for name, tensor in batch.items()}
-    return session.run(["sequences", "scores"], inputs | graph_inputs(search))
+    return session.run(["sequences", "scores"], inputs | graph_inputs(search, has_repetition(session)))
 
 
 def pad_batch(sentences: Sequence[list[int]], pad: int) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE
-from vaswani_transformer.onnx_translator import graph_inputs
+from vaswani_transformer.onnx_translator import graph_inputs, has_repetition
 from vaswani_transformer.search_vaswani_transformer import SearchSettings
 from vaswani_transformer.sentences_vaswani_transformer import choose_cleaning
 
@@ -82,7 +82,7 @@ def time_sentences(path: Path, model: Model, sentences: list[list[int]], precisi
         generated = cast(Any, model).generate(**batch, **vars(search))[:, None, 1:].numpy()
         generation = time.perf_counter() - begun
         found = translate(session, model, batch, search)
-        wrong = compare(found, model, batch, search.length_penalty, precision).wrong
+        wrong = compare(found, model, batch, search, precision).wrong
         raise_if_wrong([f"sentences: {reason}" for reason in wrong])
         if turn > 0:  # the first one warms up
             seconds += generation, *found.seconds
@@ -111,7 +111,7 @@ def verify_text(folder: Path, model: Model, tokenizer: Any, lines: list[str]) ->
     different = []
     for i in range(0, len(encoded), BATCH):
         texts, ids = zip(*encoded[i : i + BATCH], strict=True)
-        inputs = graph_inputs(search) | {"text": np.array(texts, object)}
+        inputs = graph_inputs(search, has_repetition(by_text)) | {"text": np.array(texts, object)}
         del inputs[FIXED_INPUT]
         found = zip(*(output.tolist() for output in by_text.run(["translations", "scores"], inputs)), strict=True)
         sequences, scores = run(by_ids, pad_batch(ids, pad), search)

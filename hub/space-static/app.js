@@ -3,8 +3,8 @@ import { containedWorker } from "./contained-worker.js";
 import { joinedTexts } from "./sentences.js";
 
 const element = (id) => document.getElementById(id);
-const names = ["form", "source", "beams", "translate", "retry", "copy", "status", "progress", "results"];
-const [form, source, beams, translate, retry, copy, status, progress, results] = names.map(element);
+const names = ["form", "source", "language", "beams", "translate", "retry", "copy", "status", "progress", "results"];
+const [form, source, language, beams, translate, retry, copy, status, progress, results] = names.map(element);
 
 const pending = new Map(); // request id -> the callbacks of its promise
 let lastId = 0;
@@ -50,6 +50,9 @@ async function load() {
     });
     element("beams-field").hidden = !model.hasSettings;
     beams.value = model.beams;
+    element("language-field").hidden = model.languages.length < 2;
+    const options = model.languages.map((token) => make("option", { value: token, textContent: nameOfToken(token) }));
+    language.replaceChildren(...options);
     about = model.about;
     describe();
     translate.disabled = false;
@@ -101,6 +104,16 @@ function fromAddress() {
 }
 addEventListener("hashchange", () => fromAddress() && !translate.disabled && form.requestSubmit());
 retry.addEventListener("click", load);
+
+/** The language that a token such as >>deu<< or <2de> names, in English if the browser knows it. */
+function nameOfToken(token) {
+  const code = token.replace(/^<2|[<>[\]]|^__|__$/gu, "").replaceAll("_", "-");
+  try {
+    return new Intl.DisplayNames(["en"], { type: "language" }).of(code);
+  } catch {
+    return code;
+  }
+}
 
 function make(tag, properties, ...children) {
   const node = Object.assign(document.createElement(tag), properties);
@@ -174,7 +187,7 @@ async function translateLine(line, run) {
   }
   let hypotheses;
   const attentions = [];
-  const parts = await send({ request: "split", text: line });
+  const parts = await send({ request: "split", text: line, language: language.value });
   if (run !== latestRun) return;
   for (const [index, { sentence, copied }] of parts.entries()) {
     if (parts.length > 1) showStatus(`Translating … sentence ${index + 1} of ${parts.length}`);

@@ -54,7 +54,7 @@ const LAST_WORDS = new RegExp(
   `(?:(?<before>[\\p{L}_\\p{Nl}\\p{No}]+)(?:(?!${WORD}|${WHITE}).)*${WHITE}+)?["'“‘„«‹(\\[*_]*(?<word>(?:(?!${WHITE}).)+)$`,
   "su",
 );
-const ACRONYM = /^[\p{L}_\p{Nl}\p{No}]{1,3}(\.[\p{L}_\p{Nl}\p{No}]{1,3})+$/u; // U.S, p.m
+const ACRONYM = /^[\p{L}_\p{Nl}\p{No}]{1,2}(\.[\p{L}_\p{Nl}\p{No}]{1,2})+$/u; // U.S, p.m, Ph.D, but not a file such as a.out
 const PLAIN = "[\\p{L}\\p{Nl}\\p{No}]";
 const BEFORE_GLUED = new RegExp(`^(?:(?:${PLAIN}+['’-])*${PLAIN}+${PLAIN}[)\\]”"’]*|[12][0-9]{3})$`, "u");
 const AFTER_GLUED = new RegExp(
@@ -149,6 +149,27 @@ export function splitText(text, limit, tokenStarts, keep = false) {
   }
   if (end < text.length || text === "") pieces.push({ copied: copy(text.slice(end)), sentence: "" });
   return pieces;
+}
+
+const LANGUAGE_TOKEN =
+  /^(?:>>[^<>\s]+<<|<2[a-z]{2,3}(?:[_-][\p{L}\p{N}_]{2,8})*>|__[a-z]{2,3}(?:_[A-Za-z]{2,8})?__|\[?[a-z]{2,3}_(?:[A-Z]{2}|[A-Z][a-z]{3})\]?)$/u;
+
+/** The tokens that name the language of the translation, among those that stay whole in any text. */
+export function languageTokens(symbols) {
+  return [...symbols].filter((token) => LANGUAGE_TOKEN.test(token));
+}
+
+/**
+ * {prefix, rest}: what stands in front of each sentence of a line, and the line without it. It is the language token with
+ * which the line begins, or else the chosen one, if any.
+ */
+export function takeLanguage(line, tokens, chosen) {
+  const text = trimStart(line);
+  const longestFirst = [...tokens].sort((a, b) => b.length - a.length);
+  const token = longestFirst.find((candidate) => text.startsWith(candidate));
+  if (token === undefined) return { prefix: chosen ? `${chosen} ` : "", rest: line };
+  const rest = text.slice(token.length);
+  return { prefix: trimStart(rest) === rest ? token : `${token} `, rest: trimStart(rest) };
 }
 
 /** The translations of consecutive parts, joined by what is copied between them, or else by a space if needed. */

@@ -1,6 +1,6 @@
 // Translates sentences with model.onnx, which holds encoder, decoder and beam search.
 import * as ort from "./vendor/ort.wasm.min.mjs";
-import { defaultSourceLimit, splitText } from "./sentences.js";
+import { defaultSourceLimit, languageTokens, splitText, takeLanguage } from "./sentences.js";
 import { ByteLevelBPE } from "./tokenizer.js";
 
 const NO_LIMIT = 1_000_000; // as a lookahead: "never"
@@ -16,8 +16,11 @@ export class Translator {
     this.extraLength = generationConfig.extra_length ?? 50;
     this.maxNewTokens = generationConfig.max_new_tokens ?? 0;
     this.minNewTokens = generationConfig.min_new_tokens ?? 0;
+    this.ngramSize = generationConfig.no_repeat_ngram_size ?? 0;
+    this.repetitionPenalty = generationConfig.repetition_penalty ?? 1;
     // onnxruntime-web hides inputs that have defaults: `export onnx --no-defaults` lets the page choose.
     this.hasSettings = session.inputNames.includes("num_beams");
+    this.languages = languageTokens(tokenizer.symbols.keys());
     this.limit = defaultSourceLimit(generationConfig.max_source_length, config.max_position_embeddings);
     this.alignmentHeads = generationConfig.alignment_heads; // [layer, head, offset], written by `choose-heads`
   }
@@ -47,9 +50,16 @@ export class Translator {
     return new Translator(session, tokenizer, config, generationConfig, about);
   }
 
-  /** Return the sentences of a text, and what is copied before each; those beyond the model's limit are cut. */
-  split(text) {
-    return splitText(text, this.limit, (part) => this.tokenizer.encode(part).starts, this.tokenizer.keepsInvisible);
+  /**
+   * Return the sentences of a text, and what is copied before each; those beyond the model's limit are cut. language: the
+   * token in front of each, if the text does not begin with one.
+   */
+  split(text, language) {
+    const { prefix, rest } = takeLanguage(text, this.languages, language);
+    const starts = (part) =>
+      this.tokenizer.encode(prefix + part).starts.map((start) => Math.max(0, start - prefix.length));
+    const pieces = splitText(rest, this.limit, starts, this.tokenizer.keepsInvisible);
+    return pieces.map(({ copied, sentence }) => ({ copied, sentence: sentence && prefix + sentence }));
   }
 
   /**
@@ -60,15 +70,18 @@ export class Translator {
   async translate(sentence, beams) {
     const { ids } = this.tokenizer.encode(sentence);
     const row = (values) => new ort.Tensor("int64", BigInt64Array.from(values, BigInt), [1, values.length]);
+    const real = (value) => new ort.Tensor("float32", Float32Array.of(value), []);
     const integer = (value) => new ort.Tensor("int64", BigInt64Array.of(BigInt(value)), []);
     const settings = {
       num_beams: integer(beams),
-      length_penalty: new ort.Tensor("float32", Float32Array.of(this.alpha), []),
+      length_penalty: real(this.alpha),
       early_stopping: integer(this.lookahead),
       num_return_sequences: integer(beams),
       extra_length: integer(this.extraLength),
       max_new_tokens: integer(this.maxNewTokens),
       min_new_tokens: integer(this.minNewTokens),
+      no_repeat_ngram_size: integer(this.ngramSize),
+      repetition_penalty: real(this.repetitionPenalty),
     };
     const { sequences, scores, cross_attentions: attentions } = await this.session.run({
       input_ids: row(ids),

@@ -16,15 +16,15 @@ onmessage = ({ data }) => {
   queue = queue.then(() => answer(data));
 };
 
-async function answer({ id, request, text, beams }) {
+async function answer({ id, request, text, beams, language }) {
   try {
     if (request === "load") {
       translator = await Translator.load(modelFolder, (progress) => postMessage({ id, progress }));
       await translator.translate("a", 1); // the first call allocates memory
-      const { hasSettings, beams, about } = translator;
-      postMessage({ id, result: { hasSettings, beams, about } });
+      const { hasSettings, beams, about, languages } = translator;
+      postMessage({ id, result: { hasSettings, beams, about, languages } });
     } else if (request === "split") {
-      postMessage({ id, result: translator.split(text) });
+      postMessage({ id, result: translator.split(text, language) });
     } else {
       postMessage({ id, result: await translator.translate(text, beams) });
     }

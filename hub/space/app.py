@@ -55,6 +55,9 @@ translator: Any = pipeline(
 )
 model = translator.model
 config = model.config
+# Language tokens such as >>deu<<, in models with several target languages.
+known = getattr(translator, "languages", None)  # the code of older models has none
+LANGUAGES = dict(zip(known.names, known.tokens, strict=True)) if known else {}
 # transformers' defaults for what generation_config.json leaves out.
 BEAMS = model.generation_config.num_beams or 1
 ALPHA = 1.0 if model.generation_config.length_penalty is None else model.generation_config.length_penalty
@@ -95,13 +98,16 @@ def translate(
     beams: int = BEAMS,
     alpha: float = ALPHA,
     whole: bool = False,
+    language: str | None = None,
     track: Callable[[list[Any]], Iterable[Any]] = iter,
 ) -> list[Hypotheses]:
     """Translate the sentences of a text one by one, as the model was trained; `whole` cuts only what is too long.
 
+    language: the token of the target language, for a text that does not begin with one
     track: wraps the list of sentences to show the progress
     """
-    split = partial(translator.preprocess, text, split_sentences=not whole)
+    chosen = {"target_language": language} if language else {}
+    split = partial(translator.preprocess, text, split_sentences=not whole, **chosen)
     parts = list(split())
     if any(part["input_ids"].shape[1] > MAX_TOKENS for part in parts):
         parts = list(split(max_source_length=MAX_TOKENS))
@@ -179,6 +185,7 @@ def on_translate(
     beams: int,
     alpha: float,
     whole: bool,
+    language: str | None,
     kind: str,
     layer: int,
     head: int | str,
@@ -189,7 +196,7 @@ def on_translate(
         gr.Warning(too_long(omitted))
     elif not text.strip():
         gr.Warning("There is nothing to translate yet: type a sentence.", title="Empty")
-    sentences = translate(text, beams, alpha, whole, partial(progress.tqdm, unit="sentences"))
+    sentences = translate(text, beams, alpha, whole, language, partial(progress.tqdm, unit="sentences"))
     if not sentences:
         return gr.skip()  # keeps the last translation
     return joined(sentences), chooser(sentences), sentences, *on_sentence(sentences, 0, kind, layer, head)
@@ -204,13 +211,17 @@ def on_choose(sentences: list[Hypotheses], number: int, choice: int, kind: str, 
     return attention, heat_map(attention, kind, layer, head)
 
 
-def api_translate(text: str, beams: int = BEAMS, alpha: float = ALPHA, whole: bool = False) -> str:
-    """Translate a text, sentence by sentence unless `whole`; beams: beam size, alpha: length penalty."""
+def api_translate(
+    text: str, beams: int = BEAMS, alpha: float = ALPHA, whole: bool = False, language: str | None = None
+) -> str:
+    """Translate a text, sentence by sentence unless `whole`; beams: beam size, alpha: length penalty; language: of a
+    model with several, such as deu."""
     if len(text) > MAX_CHARACTERS:
         raise gr.Error(
             f"The text has {len(text):,} characters; the limit is {MAX_CHARACTERS:,}.", print_exception=False
         )
-    return joined(sentences) if (sentences := translate(text, beams, alpha, whole)) else text
+    language = language or first_language()
+    return joined(sentences) if (sentences := translate(text, beams, alpha, whole, language)) else text
 
 
 def on_kind(attention: Attention, kind: str, layer: int, head: int | str):
@@ -225,6 +236,11 @@ def layers_and_heads(kind: str) -> tuple[list[int], list[int | str]]:
     stack = "encoder" if KINDS[kind][0] == "encoder" else "decoder"
     layers, heads = (getattr(config, f"{stack}_{name}") for name in ("layers", "attention_heads"))
     return list(range(1, layers + 1)), [MEAN, *range(1, heads + 1)]
+
+
+def first_language() -> str | None:
+    """Return the token that is chosen at first, None for a model without language tokens."""
+    return next(iter(LANGUAGES.values()), None)
 
 
 def scored(hypotheses: Hypotheses) -> list[tuple[str, int]]:
@@ -247,7 +263,7 @@ def chooser(sentences: list[Hypotheses]) -> gr.Dropdown:
 def page() -> gr.Blocks:
     # Translate once before the page opens, so that it is not empty and the first visitor does not wait for torch.
     examples = card_examples()
-    first = translate(examples[0])
+    first = translate(examples[0], language=first_language())
     first_attention = compute_attention(translator, first[0].source, first[0].targets[0])
     kinds = list(KINDS)
     layers, heads = layers_and_heads(kinds[0])
@@ -257,6 +273,13 @@ def page() -> gr.Blocks:
         with gr.Row(elem_id="columns"):
             with gr.Column(min_width=0):
                 text = gr.Textbox(examples[0], label="Text", lines=2, max_lines=8, elem_id="text")
+                language = gr.Dropdown(
+                    list(LANGUAGES.items()),
+                    value=first_language(),
+                    label="Language of the translation",
+                    visible=len(LANGUAGES) > 1,
+                    elem_id="language",
+                )
                 button = gr.Button("Translate", variant="primary", elem_id="translate")
                 translation = gr.Textbox(joined(first), label="Translation", interactive=False, elem_id="translation")
                 number = chooser(first)
@@ -286,7 +309,7 @@ def page() -> gr.Blocks:
         hidden = private | {"show_progress": "hidden"}
         translating = {
             "fn": on_translate,
-            "inputs": [text, *search, *view],
+            "inputs": [text, *search, language, *view],
             "outputs": [translation, number, sentences, choice, attention, picture],
             "show_progress_on": translation,
         }

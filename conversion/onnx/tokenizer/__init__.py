@@ -1,6 +1,6 @@
 """Build model_text.onnx: the single graph with its tokenizer as ONNX operators, from strings to strings.
 
-    text, num_beams, length_penalty, early_stopping, extra_length, max_new_tokens, min_new_tokens
+    text, and the settings of the search, without num_return_sequences
     -> translations, scores
 
 It needs ONNX Runtime and no other file. Two operators are ONNX Runtime extensions, not standard ones (see encode.py),

@@ -1,0 +1,128 @@
+"""Command line of `serving`: load a model, bind the address, and serve until a signal."""
+
+import socket
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from vaswani_transformer.cli import Precision, load_translator
+from vaswani_transformer.errors import InputError, UnavailableError
+from vaswani_transformer.exit import exit_cleanly
+from vaswani_transformer.hub_files import download, is_repository
+from vaswani_transformer.languages import read_languages
+from vaswani_transformer.model_argument import find_model, find_onnx_model
+from vaswani_transformer.model_folder import CARD
+from vaswani_transformer.options import Device, Dtype, LengthPenalty, Model, NumBeams, Revision
+from vaswani_transformer.translator import Translator
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(help="Serve a model over HTTP with the API of LibreTranslate.")
+def serve(
+    context: typer.Context,
+    model: Model,
+    host: Annotated[str, typer.Option(help="Address; 0.0.0.0 for all networks of the machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")] = 5000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="VASWANI_API_KEY", help="Refuse requests without this key; other users see options, not variables."
+        ),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(help="Let web pages of this origin call the server; repeatable.")
+    ] = None,
+    max_characters: Annotated[int, typer.Option(min=1, max=1_000_000, help="Characters of a request.")] = 5000,
+    max_texts: Annotated[int, typer.Option(min=1, max=100_000, help="Texts of a request.")] = 100,
+    max_queue: Annotated[
+        int, typer.Option(min=1, max=1_000_000_000, help="Waiting characters, from which on requests get 429.")
+    ] = 20_000,
+    source_language: Annotated[
+        str | None, typer.Option(help="Language code, such as en; default: the model's.")
+    ] = None,
+    target_language: Annotated[
+        str | None, typer.Option(help="Language code, such as de; default: the model's.")
+    ] = None,
+    num_beams: NumBeams = None,
+    length_penalty: LengthPenalty = None,
+    backend: Annotated[
+        Literal["torch", "onnx"] | None, typer.Option(help="Default: onnx for a folder with model.onnx alone.")
+    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of the ONNX backend on the CPU.")] = None,
+    precision: Precision = None,
+    revision: Revision = None,
+) -> None:
+    from .app import create_app  # imports what may be missing, before the model is loaded
+    from .connections import create_server
+    from .fields import most_bytes
+    from .service import Limits
+
+    if api_key == "":
+        raise InputError("the API key is empty; set VASWANI_API_KEY to a key, or unset it")
+    with open_socket(host, port) as listener:
+        options = {"device": device, "dtype": dtype, "threads": threads, "precision": precision}
+        backend = backend or choose_backend(Path(model))
+        if backend == "onnx":
+            folder = find_onnx_model(model, revision, False, precision)
+        else:
+            folder = find_model(context, model, revision)
+        translator = load_translator(folder, backend, **options)
+        settings = translator.change_search(num_beams=num_beams, length_penalty=length_penalty)
+        records = find_records(model, revision, folder)
+        source, targets = choose_languages(translator, records, source_language, target_language)
+        limits = Limits(max_characters, max_texts, max_queue)
+        application = create_app(translator, source, targets, limits, settings, api_key, allow_origin or ())
+        server = create_server(application, most_bytes(max_characters))
+        name = f"[{host}]" if ":" in host else host
+        typer.echo(f"{source} to {', '.join(targets)}: {translator!r}", err=True)
+        typer.echo(f"http://{name}:{listener.getsockname()[1]}  (/docs describes the API; Ctrl-C ends)", err=True)
+        server.run(sockets=[listener])
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to the address, so that nobody waits for a model to learn that it is taken."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except socket.gaierror as error:
+        raise InputError(f"--host {host}: {error.strerror}") from None
+    except OSError as error:
+        raise UnavailableError(f"--host {host} --port {port}: {error.strerror}; choose another port") from None
+
+
+def choose_backend(folder: Path) -> Literal["torch", "onnx"]:
+    """Return "onnx" for a folder with a graph and no weights that torch reads."""
+    has_weights = any(folder.glob("*.safetensors*"))
+    return "onnx" if any(folder.glob("model*.onnx")) and not has_weights else "torch"
+
+
+def find_records(model: str, revision: str | None, folder: Path) -> Path:
+    """Return the folder whose files name the languages: that of the model, or a repository's with its card."""
+    return download(model, revision, [CARD]) if is_repository(model) else folder
+
+
+def choose_languages(
+    translator: Translator, folder: Path, source: str | None, target: str | None
+) -> tuple[str, list[str]]:
+    """Return the codes of source and targets: the given ones, or those of the model. Raises InputError.
+
+    A model with language tokens has the languages of these as targets.
+    """
+    recorded = read_languages(folder) or (None, None)
+    source, target = source or recorded[0], target or recorded[1]
+    targets = translator.languages.names if translator.languages.are_needed else [target] if target else []
+    if not source or not targets:
+        raise InputError(f"{folder} does not record its languages; give --source-language and --target-language")
+    return source, targets
+
+
+def main(arguments: list[str] | None = None) -> None:
+    exit_cleanly(app, arguments, name="vaswani-transformer serve")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""The MODEL of every command: a folder, a repository of the Hub, or another toolkit's checkpoint."""
+
+import io
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import write_lines
+from golden import golden
+from hub_server import Commit, Fault, HubServer
+from huggingface_hub import constants
+from safetensors.torch import load_file
+from saved_model import ENGLISH, change_json
+
+from serving.__main__ import find_records
+from vaswani_transformer import Translator
+from vaswani_transformer.cli import main
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.languages import read_languages
+
+OPUS, OURS = "opus/marian", "someone/ours"
+UNREAD = {name: b"x" * 99 for name in ("tf_model.h5", "rust_model.ot", "flax_model.msgpack", "README.md", "run.py")}
+
+
+EXPECTED_RESULTS = ("expected.npz", "inputs.txt", "beams.jsonl", "README.md")
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in EXPECTED_RESULTS}
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch, model_folder) -> Iterator[HubServer]:
+    """A Hub with a model of this package and a MarianMTModel; nobody is logged in, and nothing is in the cache."""
+    with HubServer() as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
+        monkeypatch.chdir(tmp_path)
+        opus: Any = UNREAD | files_of(golden("hf-marian"))
+        ours: Any = UNREAD | files_of(model_folder) | {"pytorch_model.bin": b"x"}
+        server.create(OPUS, **opus)
+        server.create(OURS, **ours)
+        yield server
+    assert not server.unknown
+
+
+def downloaded(hub: HubServer) -> set[str]:
+    return {path.rpartition("/")[2] for method, path, status in hub.log if method == "GET" and "/resolve/" in path}
+
+
+def printed(capsys, *words: object) -> str:
+    capsys.readouterr()
+    main([str(word) for word in words])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("repo", [OURS, pytest.param(OPUS, marks=pytest.mark.slow)])
+def test_every_command_takes_a_repository(hub, repo, model_folder, tmp_path, capsys):
+    """Commands on a MarianMTModel convert it on the way: their results are those of the converted folder."""
+    if repo == OPUS:
+        main(["convert", repo, str(tmp_path / "folder")])
+    folder = tmp_path / "folder" if repo == OPUS else model_folder
+    text = write_lines(tmp_path / "text.en", ["a b c", "b"] if repo == OPUS else ENGLISH[:2])
+    results = []
+    for model in (repo, folder):
+        found = [printed(capsys, "translate", model, "--input", text, "--device", "cpu")]
+        found.append(printed(capsys, "score", model, "--source", text, "--target", text, "--device", "cpu"))
+        words = ("--source", text, "--reference", text, "--device", "cpu")
+        found.append(printed(capsys, "evaluate", model, *words))
+        found.append(printed(capsys, "doctor", model).partition("model  ")[2])
+        main(["plot", "attention", str(model), "--source", "a b", "--output", str(tmp_path / "plot.png")])
+        found.append((tmp_path / "plot.png").read_bytes())
+        results.append(found)
+    assert results[0] == results[1]
+    assert "checksums" in results[0][3]
+    assert not downloaded(hub) & {*UNREAD, "pytorch_model.bin"}
+    assert not list(Path(os.environ.get("TMPDIR", "/tmp")).glob(".converted.*.tmp/converted/config.json"))
+
+
+@pytest.mark.slow
+def test_a_model_of_transformers_becomes_one_onnx_file(hub, tmp_path, capsys):
+    texts = ["a b c", "b"]
+    printed(capsys, "export", "onnx", OPUS, tmp_path / "onnx")
+    printed(capsys, "export", "onnx", golden("hf-marian"), tmp_path / "from-a-folder")
+    main(["convert", OPUS, str(tmp_path / "converted")])
+    expected = Translator.from_pretrained(tmp_path / "converted", device="cpu").translate(texts)
+    for name in ("onnx", "from-a-folder"):
+        assert Translator.from_pretrained(tmp_path / name, backend="onnx", device="cpu").translate(texts) == expected
+
+
+def test_the_revision_is_the_one_that_is_asked_for(hub, tmp_path, refused):
+    repo = hub.repos[OPUS]
+    changed = dict(repo.main[0].files)
+    del changed["vocab.json"]
+    repo.main.append(Commit("without the vocabulary", changed))
+    repo.tags["v1"] = first = repo.main[0].id
+    for revision in ("v1", first):
+        main(["convert", OPUS, str(tmp_path / revision), "--revision", revision])
+        assert (tmp_path / revision / "tokenizer.json").exists()
+    main(["convert", OPUS, str(tmp_path / "main")])
+    assert not (tmp_path / "main" / "tokenizer.json").exists()
+    line = refused(main, ["convert", OPUS, tmp_path / "out", "--revision", "v2"])
+    assert line == f"error: {OPUS} has no revision 'v2' on the Hub; give a branch, a tag or a commit\n"
+    line = refused(main, ["doctor", tmp_path / "v1", "--revision", "v1"])
+    assert line == f"error: --revision v1: {tmp_path / 'v1'} is no repository of the Hub\n"
+
+
+def test_a_dry_run_lists_the_download(hub, tmp_path, capsys):
+    expected = files_of(golden("hf-marian"))
+    commit = hub.repos[OPUS].main[-1].id
+    for command in (["convert", OPUS, "out"], ["export", "onnx", OPUS, "out"], ["translate", OPUS], ["doctor", OPUS]):
+        *lines, total = printed(capsys, *command, "--dry-run").splitlines()
+        listed = {line.split()[1]: int(line.split()[0].replace(",", "")) for line in lines}
+        assert listed == {name: len(content) for name, content in expected.items()}
+        assert [line.split()[1] for line in lines if "downloaded before" in line] == ["config.json"]  # says what it is
+        size = sum(listed.values()) - listed["config.json"]
+        assert total == f"{OPUS}, commit {commit[:12]}: {len(lines) - 1} files, {size:,} bytes would be downloaded"
+    assert downloaded(hub) == {"config.json"} and not (tmp_path / "out").exists()
+    main(["convert", OPUS, "out"])
+    assert "0 files, 0 bytes" in printed(capsys, "convert", OPUS, "out", "--dry-run")
+    assert printed(capsys, "doctor", "out", "--dry-run") == "out: nothing would be downloaded\n"
+
+
+def test_pickles_are_read_by_the_restricted_unpickler(hub, tmp_path, refused):
+    files = files_of(golden("hf-marian"))
+    content = io.BytesIO()
+    torch.save(load_file(golden("hf-marian") / "model.safetensors"), content)
+    del files["model.safetensors"]
+    hub.create(
+        "opus/old", **files, **{"pytorch_model.bin": content.getvalue(), "optimizer.pt": b"x", "tf_model.h5": b"x"}
+    )
+    main(["convert", "opus/old", str(tmp_path / "old")])
+    main(["convert", OPUS, str(tmp_path / "new")])
+    old, new = (load_file(tmp_path / name / "model.safetensors") for name in ("old", "new"))
+    assert all(torch.equal(old[name], new[name]) for name in new)
+    assert not downloaded(hub) & {"optimizer.pt", "tf_model.h5"}
+
+    hub.create("opus/evil", **files, **{"pytorch_model.bin": pickle.dumps(Evil(), protocol=2)})
+    line = refused(main, ["convert", "opus/evil", tmp_path / "evil"])
+    assert "its pickle refers to posix.system, which could run any code" in line and line.count("\n") == 1
+    hub.create(
+        "someone/pickled", **{"config.json": b'{"model_type": "vaswani_transformer"}', "pytorch_model.bin": b"x"}
+    )
+    line = refused(main, ["doctor", "someone/pickled"])
+    assert "has its weights only as pytorch_model.bin, a pickle" in line and line.count("\n") == 1
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.system, ("true",)
+
+
+@pytest.mark.parametrize(
+    "words", ["convert {} out", "translate {}", "export onnx {} out", "translate --backend onnx {}"]
+)
+def test_a_repository_that_cannot_be_read_is_a_one_line_error(hub, words, refused, monkeypatch):
+    def error(repo: str, code: int = 2) -> str:
+        line = refused(main, words.format(repo).split(), code)
+        assert line.count("\n") == 1 and line.startswith(f"error: {repo}")
+        return line
+
+    assert "no such repository on the Hub; for a private one, log in" in error("opus/absent")
+    hub.create("opus/private", private=True, **{"config.json": b"{}"})
+    assert "no such repository on the Hub; for a private one, log in" in error("opus/private")
+    hub.faults.append(Fault("GET", f"/api/models/{OPUS}", times=99, status=403, message="Not for you"))
+    assert "Not for you" in error(OPUS, 4)
+    hub.faults.clear()
+    if "onnx" not in words.split("{}")[0] or "export" in words:
+        hub.create("opus/bert", **{"config.json": b'{"model_type": "bert"}', "model.safetensors": b"x"})
+        assert "has a bert model; `convert` reads marian, fsmt" in error("opus/bert")
+        hub.create("opus/empty", **{"notes.txt": b"x"})
+        assert "has no checkpoint of a known format" in error("opus/empty")
+        assert "model.safetensors" not in downloaded(hub)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "has not been downloaded before, and HF_HUB_OFFLINE is set" in error(OPUS, 4)
+
+
+def test_what_was_downloaded_is_used_offline(hub, tmp_path, monkeypatch):
+    main(["convert", OPUS, str(tmp_path / "online")])
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    main(["convert", OPUS, str(tmp_path / "offline")])
+    names = {path.name for path in (tmp_path / "online").iterdir()}
+    assert names == {path.name for path in (tmp_path / "offline").iterdir()}
+
+
+def test_python_names_the_command_that_converts(tmp_path):
+    with pytest.raises(InputError, match=r"model_type is 'marian'; .*; convert it: vaswani-transformer convert /"):
+        Translator.from_pretrained(golden("hf-marian"))
+
+
+def test_a_damaged_model_folder_is_no_checkpoint_of_another_toolkit(folder, refused):
+    change_json(folder / "config.json", model_type=None)
+    assert "model_type is None; only 'vaswani_transformer'" in refused(main, ["doctor", folder])
+    (folder / "config.json").unlink()
+    refused(main, ["doctor", folder], 3)
+
+
+def test_serve_reads_the_languages_in_the_card_of_a_repository(hub):
+    """No other command downloads the card."""
+    hub.create("someone/described", **{"README.md": b"---\nlanguage: [en, de]\n---\n"})
+    assert read_languages(find_records("someone/described", None, Path())) == ("en", "de")
+    assert downloaded(hub) == {"README.md"}

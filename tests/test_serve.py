@@ -1,0 +1,546 @@
+"""`serve`: what it answers, and that no client, text or number of requests affects the answers to others."""
+
+import asyncio
+import contextlib
+import html
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ENVIRONMENT, make_lively, wait_until
+from saved_model import ENGLISH, GERMAN, SIZES
+from translation_server import LANGUAGES, ROOT, Address, Answer, command, in_thread, started
+
+from serving.batches import BATCH_CHARACTERS, LEAST_CHARACTERS, Batcher, QueueFullError
+from serving.connections import DISCARDED_BYTES
+from serving.markup import join_html, split_html
+from serving.service import Limits
+from vaswani_transformer import Translator
+from vaswani_transformer.cli import main
+from vaswani_transformer.languages import read_languages
+from vaswani_transformer.onnx_translator import OnnxTranslator
+from vaswani_transformer.tokenization import train_tokenizer
+from vaswani_transformer.translator import Hypothesis
+
+STATED = ("--source-language", "en", "--target-language", "de")
+
+
+class Gated(OnnxTranslator):
+    """Translates when its gate is open, and fails for texts with the word `poison`; `batches` are the texts."""
+
+    gate: threading.Event
+    batches: list[list[str]]
+
+    def find_hypotheses(self, texts: Any, **options: Any) -> list[list[Hypothesis]]:
+        self.batches.append(list(texts))
+        self.gate.wait()
+        if any("poison" in text for text in texts):
+            raise RuntimeError("poison")
+        return super().find_hypotheses(texts, **options)
+
+
+@pytest.fixture
+def gated(exported: Path) -> Iterator[Any]:
+    translator: Any = Gated.from_pretrained(exported / "onnx", device="cpu", threads=1)
+    translator.gate, translator.batches = threading.Event(), []
+    yield translator
+    translator.gate.set()  # or a failed test would wait for the server
+
+
+@pytest.fixture(scope="module")
+def translator(exported: Path) -> OnnxTranslator:
+    return OnnxTranslator.from_pretrained(exported / "onnx", device="cpu", threads=1)
+
+
+@pytest.fixture(scope="module")
+def server(exported: Path) -> Iterator[Address]:
+    with command(exported / "onnx", *STATED) as (address, _):
+        yield address
+
+
+class Requests:
+    """Requests that run in threads."""
+
+    def __init__(self, send: Callable[[Any], Answer], values: Iterable[Any]):
+        self.values = list(values)
+        self.answers: dict[int, Answer] = {}
+
+        def run(number: int, value: Any) -> None:
+            self.answers[number] = send(value)
+
+        self.threads = [threading.Thread(target=run, args=pair) for pair in enumerate(self.values)]
+        for thread in self.threads:
+            thread.start()
+
+    def finish(self) -> list[Answer]:
+        for thread in self.threads:
+            thread.join()
+        return [self.answers[number] for number in range(len(self.values))]
+
+
+# ---- answers -----------------------------------------------------------------------------------------------------
+
+
+def test_a_text_and_a_list_are_translated_as_by_the_translator(server, translator):
+    """In a process without torch and transformers."""
+    texts = [*ENGLISH, "", " ", "</s>", "日本語 🙂", "\n".join(ENGLISH)]
+    expected = translator.translate(texts)
+    assert server.translate(texts).json == {"translatedText": expected}
+    assert [server.translate(text).json for text in ENGLISH] == [{"translatedText": text} for text in expected[:4]]
+
+
+def test_json_forms_and_query_strings_have_the_same_fields(server, translator):
+    fields = LANGUAGES | {"q": ENGLISH[1]}
+    query = urllib.parse.urlencode(fields)
+    form = "".join(f'--x\r\nContent-Disposition: form-data; name="{k}"\r\n\r\n{v}\r\n' for k, v in fields.items())
+    answers = [
+        server.post(json.dumps(fields).encode(), "text/plain"),
+        server.post(query.encode(), "application/x-www-form-urlencoded"),
+        server.post(f"{form}--x--\r\n".encode(), "multipart/form-data; boundary=x"),
+        server.request(f"/translate?{query}", b""),
+    ]
+    assert [answer.json for answer in answers] == [{"translatedText": translator.translate(ENGLISH[1])[0]}] * 4
+
+
+def test_alternatives_and_scores_are_those_of_the_translator(server, translator):
+    found = translator.find_hypotheses(ENGLISH, num_return_sequences=3)
+    answer = server.translate(ENGLISH, alternatives=2, scores=True).json
+    assert answer["translatedText"] == [best.text for best, *_ in found]
+    assert answer["alternatives"] == [[other.text for other in others] for _, *others in found]
+    scores = [[hypothesis.score for hypothesis in each] for each in found]
+    assert answer["scores"] == [pytest.approx(each, abs=1e-4) for each in scores]
+
+
+def test_the_only_source_language_is_what_auto_means(server):
+    answer = server.translate(ENGLISH[0], source="auto").json
+    assert answer["detectedLanguage"] == {"language": "en", "confidence": 0}
+
+
+def test_the_languages_are_those_of_the_model(server):
+    english, german = server.request("/languages").json
+    assert english == {"code": "en", "name": "English", "targets": ["de"]}
+    assert german == {"code": "de", "name": "German", "targets": []}
+
+
+def test_html_keeps_its_tags_and_the_text_between_them_is_translated(server, translator):
+    small, why = translator.translate([ENGLISH[0], ENGLISH[3]])
+    page = (
+        f'<p class="a&amp;b">{ENGLISH[0]}<br/></p><code>x &lt; y</code><b translate=no>The <i>cat</i></b>\n{ENGLISH[3]}'
+    )
+    expected = page.replace(ENGLISH[0], small).replace(ENGLISH[3], why)
+    assert server.translate(page, format="html").json["translatedText"] == expected
+
+
+PAGES = [
+    "", "a", "<p>a</p", "<", "&amp", "<script>a<b</script>c", "<!-- a --><!doctype html>b", "AT&amp;T &lt;b&gt; \xa0",
+    "<p translate='no'>a &lt; b<br><b>c</p>d", "</p>a", "<?php a ?>",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_html_that_is_not_translated_keeps_its_meaning(page):
+    """Pieces that are split and joined are the same to a parser."""
+    joined = join_html(split_html(page))
+    assert split_html(joined) == split_html(page)
+
+
+def test_attention_has_a_row_for_each_token_of_the_translation(exported):
+    translator = Translator.from_pretrained(exported / "model", device="cpu")
+    with in_thread(translator) as (address, _):
+        answer = address.translate(ENGLISH[0], attention=True).json
+    attention = answer["attention"]
+    assert attention["source"][-1] == attention["target"][-1] == "</s>"
+    assert len(attention["weights"]) == len(attention["target"])
+    for row in attention["weights"]:
+        assert len(row) == len(attention["source"]) and sum(row) == pytest.approx(1, abs=1e-5)
+
+
+def test_each_text_of_a_batch_gets_its_target_language(tmp_path):
+    """Of a model with language tokens, whose languages are the targets."""
+    tokenizer = train_tokenizer(GERMAN + ENGLISH, SIZES["vocab_size"], symbols=["<2de>", "<2fr>"])
+    model = make_lively(1, vocab_size=SIZES["vocab_size"])
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    translator = Translator.from_pretrained(tmp_path, device="cpu")
+    texts = [" ".join(ENGLISH), f"\n {ENGLISH[0]} ", "", " "]
+    expected = {language: translator.translate(texts, target_language=language) for language in ("de", "fr")}
+    assert expected["de"] != expected["fr"]
+    with in_thread(translator, targets=translator.languages.names) as (address, _):
+        assert address.request("/languages").json[0]["targets"] == ["de", "fr"]
+        answers = Requests(lambda language: address.translate(texts, target=language), expected).finish()
+        assert [answer.json["translatedText"] for answer in answers] == list(expected.values())
+        (small,) = translator.translate(ENGLISH[:1], target_language="fr")
+        page = address.translate(f"<p>{ENGLISH[0]}</p>", target="fr", format="html").json["translatedText"]
+        assert html.unescape(page) == f"<p>{small}</p>"
+        assert address.translate("a", target="es").json == {"error": "es is not supported"}
+
+
+def test_metrics_count_requests_and_the_texts_of_batches(server):
+    name, texts = 'vaswani_requests_total{path="/translate",status="200"}', "vaswani_batch_texts_sum"
+    server.translate("a")
+    requests, batched = server.metric(name), server.metric(texts)
+    assert server.translate(["a", "b"]).status == 200
+    assert (server.metric(name), server.metric(texts)) == (requests + 1, batched + 2)
+    assert server.metric("vaswani_waiting_characters") == 0
+
+
+def test_the_api_is_described(server):
+    body = server.request("/openapi.json").json["paths"]["/translate"]["post"]["requestBody"]["content"]
+    assert {"q", "source", "target", "format"} <= body["application/json"]["schema"]["properties"].keys()
+    assert "/openapi.json" in server.request("/docs").json
+
+
+# ---- errors ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "error"),
+    [
+        (b"", 400, "missing q"),
+        (b"{", 400, "not valid JSON"),
+        (b"[]", 400, "must be an object"),
+        (b"[" * 50_000, 400, "nested too deeply"),
+        (b'{"q": "\xff"}', 400, "not valid JSON"),
+        (b'{"q": "a", "source": "en"}', 400, "missing target"),
+        (b'{"q": 1, "source": "en", "target": "de"}', 400, "q: it must be a string or a list of strings"),
+        (b'{"q": ["a", {}], "source": "en", "target": "de"}', 400, "q: it must be a string or a list of strings"),
+        (b'{"q": "a", "source": ["en"], "target": "de"}', 400, "source: "),
+        (b'{"q": "\\ud800", "source": "en", "target": "de"}', 400, "lone surrogate"),
+        (b'{"q": "a", "source": "en", "target": "fr"}', 400, "fr is not supported"),
+        (b'{"q": "a", "source": "de", "target": "de"}', 400, "de is not supported"),
+        (b'{"q": "a", "source": "en", "target": "de", "format": "pdf"}', 400, "format: "),
+        (b'{"q": "a", "source": "en", "target": "de", "alternatives": 4}', 400, "the number of beams minus 1, 3"),
+        (b'{"q": "a", "source": "en", "target": "de", "alternatives": -1}', 400, "alternatives: "),
+        (b'{"q": "a", "source": "en", "target": "de", "attention": true}', 400, "attention needs"),
+        (json.dumps(LANGUAGES | {"q": "a" * 5001}).encode(), 413, "5,001 characters; the limit is 5,000"),
+        (json.dumps(LANGUAGES | {"q": ["a"] * 101}).encode(), 413, "101 texts; the limit is 100"),
+        (b" " * 80_000, 413, "longer than 76,384 bytes"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_sentence_of_json(server, body, status, error):
+    answer = server.post(body)
+    assert answer.status == status and answer.json.keys() == {"error"}
+    assert error in answer.json["error"] and "\n" not in answer.json["error"]
+
+
+def test_unknown_paths_and_methods_are_errors_of_json(server):
+    assert server.request("/nowhere").json == {"error": "Not Found"}
+    assert server.request("/translate").json == {"error": "Method Not Allowed"}
+
+
+def receive(connection: socket.socket) -> bytes:
+    """Return what a server sends until it closes the connection, and close it here, too."""
+    received = b""
+    with connection, contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(65536):
+            received += part
+    return received
+
+
+def test_what_is_not_http_is_answered_and_the_connection_closed(server):
+    for data in (
+        b"\x16\x03\x01\x02\x00\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+    ):
+        received = receive(server.connect(data))
+        assert received.startswith(b"HTTP/1.1 400 ") and received.endswith(
+            b'{"error": "Invalid HTTP request received."}'
+        )
+
+
+def test_a_body_without_end_is_refused_and_the_connection_closed(server):
+    head = b"POST /translate HTTP/1.1\r\nhost: a\r\n"
+    with server.connect(head + b"transfer-encoding: chunked\r\n\r\n") as connection:
+        chunk, sent = b"10000\r\n" + b"x" * 0x10000 + b"\r\n", 0
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            while sent < 100 * DISCARDED_BYTES:
+                connection.sendall(chunk)
+                sent += len(chunk)
+    with server.connect(head + b"content-length: 9999999999\r\n\r\n{}") as connection:
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+
+
+# ---- one client does not affect others ---------------------------------------------------------------------------
+
+
+def test_concurrent_requests_share_batches_and_each_gets_its_own_answer(gated, translator):
+    texts = [f"{sentence} {number}" for number in range(5) for sentence in ENGLISH + GERMAN]
+    with in_thread(gated) as (address, _):
+        answers = answers_of_one_batch(address, gated, texts)
+    assert [answer.json["translatedText"] for answer in answers] == translator.translate(texts)
+    assert sorted(gated.batches[1]) == sorted(texts) and len(gated.batches) == 2
+
+
+def answers_of_one_batch(address: Address, gated: Any, texts: list[str]) -> list[Answer]:
+    """Send a request for each text at the same time, while the batch of an earlier request is running."""
+    first = Requests(address.translate, ["a"])
+    wait_until(lambda: gated.batches)
+    requests = Requests(address.translate, texts)
+    characters = sum(max(len(text), LEAST_CHARACTERS) for text in texts)
+    wait_until(lambda: address.metric("vaswani_waiting_characters") == characters)
+    gated.gate.set()
+    first.finish()
+    return requests.finish()
+
+
+def test_a_text_that_fails_spoils_no_other_of_its_batch(gated, translator):
+    texts = [*ENGLISH, "poison", *GERMAN]
+    with in_thread(gated) as (address, _):
+        answers = answers_of_one_batch(address, gated, texts)
+    assert set(gated.batches[1]) == set(texts)
+    assert answers.pop(4).status == 500
+    assert [answer.json["translatedText"] for answer in answers] == translator.translate(ENGLISH + GERMAN)
+
+
+def test_texts_of_clients_that_have_left_are_not_translated(gated):
+    body = json.dumps(LANGUAGES | {"q": ENGLISH[0]}).encode()
+    head = b"POST /translate HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body)
+    with in_thread(gated) as (address, _):
+        first = Requests(address.translate, ["a"])
+        wait_until(lambda: gated.batches)
+        connections = [address.connect(head + body) for _ in range(20)]
+        wait_until(lambda: address.metric("vaswani_waiting_characters") == 20 * 20)
+        for connection in connections:
+            connection.close()
+        wait_until(lambda: address.metric("vaswani_waiting_characters") == 0)
+        gated.gate.set()
+        assert first.finish()[0].status == 200 and address.translate("b").status == 200
+    assert gated.batches == [["a"], ["b"]]
+
+
+def test_a_full_queue_is_refused_at_once_and_empties(gated):
+    with in_thread(gated, Limits(queue=100)) as (address, _):
+        first = Requests(address.translate, ["a"])
+        wait_until(lambda: gated.batches)
+        accepted = Requests(address.translate, ["b" * 60, "c" * 60])
+        wait_until(lambda: address.metric("vaswani_waiting_characters") == 120)
+        refused = address.translate("d")
+        assert refused.status == 429 and "the queue is full" in refused.json["error"]
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert address.request("/health").json == {"status": "ok"}
+        gated.gate.set()
+        assert [answer.status for answer in first.finish() + accepted.finish()] == [200] * 3
+        assert address.translate("d").status == 200
+
+
+def test_silent_connections_do_not_keep_clients_out(translator):
+    """The connection that has waited longest for its client is closed, also in the middle of a request."""
+    beginnings = [
+        b"",
+        b"GET /health HTTP/1.1\r\n",
+        b"POST /translate HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{",
+    ]
+    with in_thread(translator, most=10, header_seconds=100) as (address, _):
+        silent = [address.connect(beginnings[number % 3]) for number in range(40)]
+        assert address.translate(ENGLISH[0]).status == 200
+        for connection in silent[:20]:
+            assert receive(connection) == b""
+        for connection in silent:
+            connection.close()
+
+
+def test_a_connection_is_closed_if_headers_are_slow(translator):
+    with in_thread(translator, header_seconds=0.2) as (address, _):
+        connection = address.connect(b"GET /health HTTP/1.1\r\nhost: a\r\n")
+        with connection, pytest.raises((BrokenPipeError, ConnectionResetError)):
+            while True:
+                connection.sendall(b"a: b\r\n")
+                time.sleep(0.05)
+
+
+def test_a_client_that_does_not_read_is_closed_when_there_are_too_many(translator):
+    with in_thread(translator, most=5) as (address, _):
+        deaf = address.connect()
+        deaf.setblocking(False)
+
+        def is_closed() -> bool:
+            """Send more requests, and open connections that wait for less long."""
+            try:
+                while True:  # until neither side takes more
+                    deaf.send(b"GET /openapi.json HTTP/1.1\r\nhost: a\r\n\r\n")
+            except BlockingIOError:
+                for _ in range(5):
+                    address.connect().close()
+            except (BrokenPipeError, ConnectionResetError):
+                return True
+            return False
+
+        wait_until(is_closed)
+        deaf.close()
+        assert address.translate(ENGLISH[0]).status == 200
+
+
+# ---- batches -----------------------------------------------------------------------------------------------------
+
+
+def echo(texts: list[str], count: int) -> list[list[Hypothesis]]:
+    return [[Hypothesis(f"{text} {number}", 0.0, []) for number in range(count)] for text in texts]
+
+
+def run_batches(requests: list[tuple[list[str], int]]) -> tuple[list[list[list[Hypothesis]]], list[list[str]]]:
+    """Return the results of concurrent requests, and the batches in which they were translated."""
+    batches: list[list[str]] = []
+
+    def translate(texts: list[str], count: int) -> list[list[Hypothesis]]:
+        batches.append(texts)
+        return echo(texts, count)
+
+    async def run() -> list[list[list[Hypothesis]]]:
+        batcher = Batcher(translate, 10**6, lambda *numbers: None)
+        async with batcher.running():
+            return await asyncio.gather(*(batcher.translate(texts, count) for texts, count in requests))
+
+    return asyncio.run(run()), batches
+
+
+def test_a_batch_is_limited_and_in_the_order_of_arrival():
+    texts = [f"{number}".zfill(BATCH_CHARACTERS // 4) for number in range(10)]
+    long = "x" * (2 * BATCH_CHARACTERS)
+    results, batches = run_batches([([text], 1) for text in [*texts, long, "y"]])
+    assert [each[0][0].text for each in results] == [f"{text} 0" for text in [*texts, long, "y"]]
+    assert batches == [texts[:4], texts[4:8], texts[8:], [long], ["y"]]
+
+
+def test_each_request_gets_as_many_hypotheses_as_it_asks_for():
+    results, batches = run_batches([(["a"], 1), (["b", "c"], 3)])
+    assert results == [echo(["a"], 1), echo(["b", "c"], 3)] and batches == [["a", "b", "c"]]
+
+
+def test_a_request_larger_than_the_queue_is_accepted_if_the_queue_is_empty():
+    async def run() -> None:
+        batcher = Batcher(echo, 10, lambda *numbers: None)
+        async with batcher.running():
+            large = asyncio.create_task(batcher.translate(["a" * 50], 1))
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFullError):
+                await batcher.translate(["b"], 1)
+            assert await large == echo(["a" * 50], 1)
+
+    asyncio.run(run())
+
+
+# ---- the command -------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_required_if_the_server_has_one(translator):
+    with in_thread(translator, api_key="secret") as (address, _):
+        for given in ({}, {"api_key": "public"}, {"api_key": None}, {"api_key": "é"}):
+            answer = address.translate("a", **given)
+            assert answer.status == 403 and "API key" in answer.json["error"]
+        assert address.request("/metrics").status == 403
+        assert address.translate("a", api_key="secret").status == 200
+        assert address.request("/metrics", Authorization="Bearer secret").status == 200
+        assert address.request("/health").status == address.request("/languages").status == 200
+
+
+def test_pages_of_other_origins_read_no_answers_unless_they_are_allowed(server, translator):
+    header = "Access-Control-Allow-Origin"
+    assert server.request("/languages", Origin="https://a.example").headers[header] is None
+    with in_thread(translator, origins=["https://a.example"]) as (address, _):
+        assert address.request("/languages", Origin="https://a.example").headers[header] == "https://a.example"
+        assert address.request("/languages", Origin="https://b.example").headers[header] is None
+
+
+def test_requests_are_finished_and_no_new_ones_accepted_when_the_server_ends(gated):
+    with in_thread(gated) as (address, server):
+        requests = Requests(address.translate, [ENGLISH[0]])
+        wait_until(lambda: gated.batches)
+        server.should_exit = True
+        wait_until(lambda: not is_open(address))
+        gated.gate.set()
+        assert requests.finish()[0].status == 200
+
+
+def is_open(address: Address) -> bool:
+    try:
+        address.connect().close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_command_with_exit_code_0(exported, number):
+    with command(exported / "onnx", *STATED) as (address, process):
+        requests = Requests(address.translate, [ENGLISH * 20])
+        wait_until(lambda: address.metric("vaswani_batch_texts_count") or requests.answers)
+        process.send_signal(number)
+        assert process.wait() == 0
+        assert requests.finish()[0].status == 200
+        assert process.stderr is not None and process.stderr.read() == ""
+
+
+def test_an_address_that_is_taken_is_named(refused, exported):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        error = refused(main, ["serve", exported / "onnx", *STATED, "--port", port], code=4)
+        assert f"--port {port}: Address already in use" in error and error.count("\n") == 1
+    assert "--host" in refused(main, ["serve", exported / "onnx", *STATED, "--host", "no.invalid"])
+
+
+def test_a_model_without_languages_asks_for_them(refused, exported):
+    error = refused(main, ["serve", exported / "onnx", "--port", 0])
+    assert (
+        error
+        == f"error: {exported / 'onnx'} does not record its languages; give --source-language and --target-language\n"
+    )
+
+
+CARD = "---\nlanguage:\n- en\n- de\n---\n# A model\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "languages"),
+    [
+        ("run.json", '{"recipe": {"source_language": "en", "target_language": "de"}}', ("en", "de")),
+        ("run.json", '{"recipe": {"source_language": "en", "target_language": null}}', None),
+        ("conversion.json", '{"options": {"source_lang": "en", "target_lang": "de"}}', ("en", "de")),
+        ("export.json", '{"languages": ["en", "de"]}', ("en", "de")),
+        ("README.md", CARD, ("en", "de")),
+        ("README.md", CARD.replace("- de\n", ""), None),
+        ("README.md", "# A model\n", None),
+        ("config.json", "{}", None),
+    ],
+)
+def test_the_languages_come_from_the_records_of_a_model(tmp_path, file, content, languages):
+    (tmp_path / file).write_text(content, encoding="utf-8")
+    assert read_languages(tmp_path) == languages
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_container_file_builds_a_server_from_the_wheel(exported, tmp_path, translator):
+    """Its steps run in a folder instead of a container: the build, then the entry point."""
+    folder = ROOT / "serving" / "container"
+    steps = dict(re.findall(r"^(RUN|ENTRYPOINT) (.*)$", (folder / "Containerfile").read_text("utf-8"), re.MULTILINE))
+    box = shutil.copytree(folder, tmp_path / "box")
+    shutil.copy(ROOT / "constraints.txt", box)
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", box, ROOT]
+    subprocess.run(build, check=True, capture_output=True)
+    places = {"/box": str(box), "/opt/vaswani": str(tmp_path / "vaswani"), "/model": str(exported / "onnx")}
+
+    def placed(words: str) -> str:
+        for name, place in places.items():
+            words = re.sub(rf"(?<![\w/]){name}\b", place, words)
+        return words
+
+    path = f"{Path(sys.executable).parent}:{ENVIRONMENT['PATH']}"
+    subprocess.run(placed(steps["RUN"]), shell=True, check=True, env=os.environ | {"PATH": path}, cwd=tmp_path)
+    assert not box.exists() and not list(tmp_path.glob("vaswani/lib/*/site-packages/torch"))
+    words = json.loads(placed(steps["ENTRYPOINT"]))
+    with started([*words, *STATED, "--port", "0"], tmp_path, {"PATH": ENVIRONMENT["PATH"]}) as (address, _):
+        assert address.translate(ENGLISH).json["translatedText"] == translator.translate(ENGLISH)

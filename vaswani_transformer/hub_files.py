@@ -1,0 +1,237 @@
+"""Find a model folder by its path, or download it from the Hub: only files that are read, and no pickles of models."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError, UnavailableError, one_line
+from .model_folder import ADAPTER, CONVERTIBLE_TYPES, MODEL_FILES, MODEL_TYPE, WEIGHTS
+
+# Not downloaded of other repositories than this package's: weights of other frameworks, documents, pictures.
+UNREAD = (
+    ".h5",
+    ".msgpack",
+    ".ot",
+    ".onnx",
+    ".gguf",
+    ".tflite",
+    ".mlmodel",
+    ".zip",
+    ".md",
+    ".py",
+    ".png",
+    ".jpg",
+    ".pdf",
+)
+# Suffixes of weights, and the files of transformers' models, the preferred first.
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl")
+PREFERRED_WEIGHTS = (WEIGHTS, "pytorch_model.bin")
+
+
+class DryRun(Exception):  # noqa: N818  (no error)
+    """Ends a download before it begins. files: name, size in bytes, and whether the cache has it"""
+
+    def __init__(self, repo: str, commit: str, files: list[tuple[str, int, bool]]):
+        super().__init__(repo)
+        self.repo, self.commit, self.files = repo, commit, files
+
+
+def find_folder(
+    folder_or_repo: str | Path,
+    revision: str | None = None,
+    local_files_only: bool = False,
+    files: Sequence[str] = (*MODEL_FILES, ADAPTER),
+) -> Path:
+    """Return a model folder: the given one, or the local copy of the Hub repository `owner/name`, downloaded if needed.
+
+    local_files_only: take only a folder, and do not use the network
+    files: glob patterns of the files to download
+    Raises InputError if neither exists, UnavailableError if the Hub cannot be reached.
+    """
+    if not is_repository(folder_or_repo):
+        return check_folder(folder_or_repo)
+    if local_files_only:
+        raise InputError(f"{folder_or_repo}: no such folder; a repository of the Hub is not taken here")
+    return download(str(folder_or_repo), revision, files)
+
+
+def is_repository(name: str | Path) -> bool:
+    """Return whether a name is that of a repository, `owner/name`, because nothing local has it."""
+    path = Path(name)
+    parent_exists = path.parent != Path() and path.parent.is_dir()
+    may_be_repository = re.fullmatch(r"[\w.-]+/[\w.-]+", str(name), re.ASCII) is not None
+    return may_be_repository and not path.exists() and not parent_exists
+
+
+def check_folder(path: str | Path) -> Path:
+    """Return the path of a folder. Raises InputError if there is none."""
+    folder = Path(path)
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise InputError(f"{folder} is a file; give the folder that holds config.json and {WEIGHTS}")
+    raise InputError(f"{folder}: no such folder")
+
+
+def download(repo: str, revision: str | None, files: Sequence[str], dry_run: bool = False) -> Path:
+    """Download files of a repository and return the local copy. Raises DryRun instead if `dry_run`.
+
+    files: glob patterns
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    options: dict[str, Any] = {"revision": revision, "allow_patterns": list(files)}
+    with hub_errors(repo, revision):
+        if not dry_run:
+            return Path(snapshot_download(repo, **options))
+        were_disabled = are_progress_bars_disabled()
+        disable_progress_bars()
+        try:
+            planned: Any = snapshot_download(repo, dry_run=True, **options)
+        finally:
+            if not were_disabled:
+                enable_progress_bars()
+    found = sorted((file.filename, file.file_size or 0, file.is_cached) for file in planned)
+    raise DryRun(repo, planned[0].commit_hash if planned else "", found)
+
+
+def download_any(
+    repo: str, revision: str | None, dry_run: bool, has_checkpoint: Callable[[Sequence[str]], bool]
+) -> Path:
+    """Download a repository with a model of this package or, without its pickles if it has safetensors, of another.
+
+    has_checkpoint: whether files of these names may be a checkpoint that can be converted
+    Raises InputError if it has none, before anything but config.json is downloaded.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    try:
+        with hub_errors(repo, revision):
+            names = [entry.path for entry in HfApi().list_repo_tree(repo, revision=revision, recursive=True)]
+    except UnavailableError as error:
+        if not isinstance(error.__cause__, OfflineModeIsEnabled):
+            raise
+        return find_in_cache(repo, revision)
+    config = {}
+    if "config.json" in names:
+        path = download(repo, revision, ["config.json"]) / "config.json"
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, OSError):
+            pass  # reported where the model is loaded
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    if kind == MODEL_TYPE or ADAPTER in names:
+        pickles = [name for name in names if name.endswith(WEIGHT_SUFFIXES[1:]) and "/" not in name]
+        if pickles and not any(name.endswith(".safetensors") for name in names):
+            raise InputError(
+                f"{repo} has its weights only as {pickles[0]}, a pickle, which can run any code when it is opened; "
+                f"ask its owner for {WEIGHTS}"
+            )
+        return download(repo, revision, (*MODEL_FILES, ADAPTER), dry_run)
+    chosen = [name for name in names if "/" not in name and not name.startswith(".") and not name.endswith(UNREAD)]
+    preferred = next((name for name in PREFERRED_WEIGHTS if name in chosen), None)
+    if kind in CONVERTIBLE_TYPES and preferred is not None:
+        chosen = [name for name in chosen if not name.endswith(WEIGHT_SUFFIXES) or name == preferred]
+    elif kind is not None or not has_checkpoint(chosen):
+        what = f"a {kind} model" if kind else "no checkpoint of a known format"
+        raise InputError(
+            f"{repo} has {what}{' without such weights' * (kind in CONVERTIBLE_TYPES)}; `convert` reads "
+            f"{', '.join(CONVERTIBLE_TYPES)} and the formats that `convert --from help` lists, with weights as "
+            "safetensors or as pickles that hold nothing but tensors"
+        )
+    return download(repo, revision, [re.sub(r"([*?[])", r"[\1]", name) for name in chosen], dry_run)
+
+
+def find_in_cache(repo: str, revision: str | None) -> Path:
+    """Return the local copy of a repository, as it was downloaded before. Raises UnavailableError."""
+    from huggingface_hub import snapshot_download
+
+    with hub_errors(repo, revision):
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=["config.json"], local_files_only=True))
+
+
+@contextmanager
+def hub_errors(repo: str, revision: str | None) -> Iterator[None]:
+    """Check the answers of the Hub, and raise InputError or UnavailableError for errors."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        with checked_answers():
+            yield
+    except (InputError, UnavailableError):
+        raise
+    except GatedRepoError as error:
+        raise UnavailableError(
+            f"{repo}: its owner restricts access; accept the conditions on its page, and log in (`hf auth login`)"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise InputError(f"{repo} has no revision {revision!r} on the Hub; give a branch, a tag or a commit") from error
+    except RepositoryNotFoundError as error:
+        raise InputError(
+            f"{repo}: no such folder, and no such repository on the Hub; for a private one, log in (`hf auth login`) "
+            "or set HF_TOKEN"
+        ) from error
+    except HFValidationError as error:
+        raise InputError(f"{repo}: no such folder, and no name of a repository ({one_line(str(error))})") from None
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        why = "HF_HUB_OFFLINE is set"
+        if not is_offline():
+            why = f"the Hub cannot be reached ({one_line(str(error.__cause__ or error))})"
+        raise UnavailableError(f"{repo}: no such folder, it has not been downloaded before, and {why}") from error
+    except HfHubHTTPError as error:
+        raise UnavailableError(f"{repo}: the Hub answers with an error ({one_line(str(error))})") from error
+    except Exception as error:  # network errors come from four libraries
+        reason = one_line(f"{type(error).__name__}: {error}")
+        raise UnavailableError(f"{repo}: no such folder, and the Hub cannot be reached ({reason})") from error
+
+
+def is_offline() -> bool:
+    from huggingface_hub import constants
+
+    return constants.HF_HUB_OFFLINE
+
+
+@contextmanager
+def checked_answers() -> Iterator[None]:
+    """Check the answers of the Hub during a download with `refuse_paths`."""
+    from huggingface_hub.utils import get_session
+
+    hooks = get_session().event_hooks["response"]
+    hooks.append(refuse_paths)
+    try:
+        yield
+    finally:
+        hooks.remove(refuse_paths)
+
+
+def refuse_paths(response: Any) -> None:
+    """Raise UnavailableError if an answer of the Hub has a path as a hash.
+
+    huggingface_hub (2.4) names the files of its cache by the hashes in answers and does not check them: a server to
+    which HF_ENDPOINT points could write anywhere.
+    """
+    hashes = [response.headers.get(name, "") for name in ("ETag", "X-Linked-Etag", "X-Repo-Commit")]
+    if "/api/models/" in response.request.url.path:
+        hashes += re.findall(
+            r'"(?:sha|oid|sha256)"\s*:\s*("(?:[^"\\]|\\.)*")', response.read().decode(errors="replace")
+        )
+    for found in hashes:
+        name = found.lstrip("W/").strip('"')  # as huggingface_hub reads ETag
+        if re.search(r"[/\\]", name) or name in (".", ".."):
+            raise UnavailableError(
+                f"the answer of {response.request.url.host} has the hash {name!r:.80}, which is a path; this server is "
+                "not a Hub: check HF_ENDPOINT"
+            )

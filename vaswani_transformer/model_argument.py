@@ -1,0 +1,110 @@
+"""The MODEL of every command: a model folder, a repository of the Hub, or a checkpoint that is converted on the way."""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from .atomic import temporary_path
+from .errors import InputError, escape_controls
+from .hub_files import DryRun, download, download_any, is_repository
+from .model_folder import ADAPTER, MODEL_TYPE, ONNX
+from .programs import import_program
+
+
+def find_model(context: typer.Context, model: str, revision: str | None = None, dry_run: bool = False) -> Path:
+    """Return the folder of a command's MODEL; a checkpoint is converted to one that lasts as long as the command.
+
+    Raises InputError if there is no such model, and typer.Exit after the list of a dry run.
+    """
+    return context.with_resource(open_model(locate_model(model, revision, dry_run), model))
+
+
+def find_onnx_model(model: str, revision: str | None, dry_run: bool, precision: str | None) -> Path:
+    """Return the folder of a MODEL for the ONNX backend, which needs no other weights of a repository."""
+    from .onnx_translator import onnx_file_name
+
+    name = onnx_file_name(precision)
+    return locate_model(model, revision, dry_run, [f"{ONNX}/{pattern}" for pattern in (name, f"{name}.data", "*.json")])
+
+
+def locate_model(
+    model: str, revision: str | None = None, dry_run: bool = False, files: Sequence[str] | None = None
+) -> Path:
+    """Return the path of a MODEL, or the local copy of a repository, downloaded if needed.
+
+    files: glob patterns of the files to download; None for those of a model, or of a checkpoint that can be converted
+    """
+    if not is_repository(model):
+        if revision is not None:
+            raise InputError(f"--revision {revision}: {model} is no repository of the Hub")
+        if dry_run:
+            typer.echo(f"{model}: nothing would be downloaded")
+            raise typer.Exit()
+        return Path(model)
+    try:
+        if files is not None:
+            return download(model, revision, files, dry_run)
+        return download_any(model, revision, dry_run, has_checkpoint)
+    except DryRun as planned:
+        for name, size, is_cached in planned.files:
+            typer.echo(f"{size:>14,}  {escape_controls(name)}{'  (downloaded before)' * is_cached}")
+        new = [size for _, size, is_cached in planned.files if not is_cached]
+        typer.echo(f"{model}, commit {planned.commit[:12]}: {len(new)} files, {sum(new):,} bytes would be downloaded")
+        raise typer.Exit() from None
+
+
+def has_checkpoint(names: Sequence[str]) -> bool:
+    """Return whether a file of these names may be a checkpoint that `convert` reads."""
+    readers = import_program("conversion", "toolkits").READERS.values()
+    patterns = [pattern for reader in readers for pattern in reader.files]
+    return any(fnmatch(name, pattern) for name in names for pattern in patterns if pattern != "config.json")
+
+
+@contextmanager
+def open_model(path: Path, model: str) -> Iterator[Path]:
+    """Yield the path of a model folder, or a temporary model folder if the path is another toolkit's checkpoint.
+
+    model: its name on the command line
+    """
+    if not is_foreign(path):
+        yield path
+        return
+    start = time.perf_counter()
+    convert = import_program("conversion", "convert")
+    with temporary_path(Path(tempfile.gettempdir()) / "converted") as folder:
+        with redirect_stdout(sys.stderr):
+            convert.import_checkpoint(path, folder)
+        seconds = time.perf_counter() - start
+        typer.echo(
+            f"{model}: converted in {seconds:.1f} s for this command; `vaswani-transformer convert {model} FOLDER` "
+            "keeps the result",
+            err=True,
+        )
+        yield folder
+
+
+def is_foreign(path: Path) -> bool:
+    """Return whether the path is a checkpoint of another toolkit, or a folder with one."""
+    if not path.is_dir():
+        return path.is_file()
+    if any((path / name).exists() for name in (ADAPTER, "run.json")) or any(path.glob("*.onnx")):
+        return False
+    config: Any = None
+    if (path / "config.json").exists():
+        try:
+            config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        except (ValueError, OSError):
+            return False  # an error where the model is loaded
+        if not isinstance(config, dict) or config.get("model_type") == MODEL_TYPE:
+            return False
+    convert = import_program("conversion", "convert")
+    readers = import_program("conversion", "toolkits").READERS.values()
+    return any(convert.list_preferred_files(path, reader) for reader in readers)
