@@ -329,6 +329,7 @@ class Piece(NamedTuple):
     ids: list[int]  # token ids, ending in </s>; empty after the last sentence of a text that does not end there
     text: str
     is_cut: bool  # whether it is a part of a sentence
+    prefix: str = ""  # of the ids: the language token, which `text` does not have
 
 
 def split_text(
@@ -360,7 +361,7 @@ def split_text(
             if piece.ids:
                 if prefix is None:
                     raise MissingLanguage(languages.missing())
-                yield piece._replace(copied=copied)
+                yield piece._replace(copied=copied, prefix=prefix)
                 copied = ""
     if not is_complete:
         yield Piece(copied, [], "", False)
