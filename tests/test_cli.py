@@ -195,11 +195,11 @@ def test_a_line_without_finite_scores_is_named(tmp_path, refused):
 def test_early_stopping_is_written_as_in_json(model_folder, source, monkeypatch):
     given = []
 
-    def record(translator, texts, **options):
+    def record(translator, chunks, **options):
         given.append(options["early_stopping"])
-        return [[Hypothesis(text, 0.0, [])] for text in texts]
+        yield from ([[Hypothesis(text, 0.0, [])] for text in texts] for texts in chunks)
 
-    monkeypatch.setattr(Translator, "find_hypotheses", record)
+    monkeypatch.setattr(Translator, "find_in_chunks", record)
     for text in ("never", "true", "false", "12"):
         main(["translate", str(model_folder), "--input", str(source), "--early-stopping", text])
     assert given == ["never", True, False, 12]

@@ -1,11 +1,13 @@
 """Models with several target languages: the language token of a text stands in front of each of its sentences."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import transformers
+from browser import node
 from conftest import make_lively, write_lines
 from golden import Golden, converted, opus_folder
 from saved_model import ENGLISH, GERMAN, SIZES
@@ -95,6 +97,32 @@ def test_the_token_of_a_text_is_in_front_of_every_sentence(tokenizer, text, lang
     assert pieces(tokenizer, text, language) == expected
 
 
+def test_the_static_page_takes_tokens_alike():
+    languages = LanguageTokens(train_tokenizer(GERMAN + ENGLISH, 300, symbols=[*SPELLINGS, "<br>"]).backend_tokenizer)
+    lines = [
+        "<2de> One.",
+        "  <2de>One.",
+        "__de__  One",
+        "One.",
+        ">>deu<<",
+        "",
+        "<2d> x",
+        "[de_DE] x",
+        "de_DE x",
+        "See <2de>",
+    ]
+    expected = [[list(reversed(part)) for part in languages.split(line, "<2fr> ")][-1] for line in lines]
+    page = Path(__file__).parents[1] / "hub" / "space-static" / "sentences.js"
+    script = f"""
+import {{ languageTokens, takeLanguage }} from {json.dumps(page.as_uri())};
+const tokens = languageTokens({json.dumps([*SPELLINGS, *OTHERS])});
+const taken = {json.dumps(lines)}.map((line) => takeLanguage(line, tokens, "<2fr>"));
+console.log(JSON.stringify([tokens, taken.map(({{ prefix, rest }}) => [prefix, rest])]));"""
+    done = node("--input-type=module", "-e", script)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [list(SPELLINGS), expected]
+
+
 def test_the_token_counts_in_the_limit_of_a_sentence(translator):
     text = "<2de> " + "small house " * 20
     cut = split_text(text, 10, translator._encode, True, clean_text, translator.languages)
@@ -164,7 +192,8 @@ def test_a_missing_or_unknown_language_is_an_error_that_lists_them(translator, m
         with pytest.raises(ValueError, match="target_language is 'es'; the model has de, fr, bel_Latn"):
             call("b", target_language="es")
     assert translator.translate(["* * *", ""]) == ["* * *", ""]  # nothing to translate
-    assert translator.translate("b", target_language="") != translator.translate("b", target_language="de")
+    without, tagged = (pieces(translator.tokenizer, "b", language) for language in ("", "de"))
+    assert (without, tagged) == ([("", "b")], [("", "<2de> b")]) and translator.translate("b", target_language="")
 
 
 def test_a_model_without_language_tokens_takes_no_language(model_folder):
