@@ -41,8 +41,8 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        # asyncio does this only if the listening socket names its protocol. Otherwise a body, which is written after the
-        # headers, waits 40 ms for the client's delayed ACK of these.
+        # asyncio does this only if the listening socket names its protocol. Otherwise a body, which is written after
+        # the headers, waits 40 ms for the client's delayed ACK of these.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
         self.waiting[self] = None
