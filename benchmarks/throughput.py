@@ -48,6 +48,7 @@ from .systems.decoding import LOOKAHEAD, import_ctranslate2
 
 BATCH_TOKENS = 8192  # the default of Translator
 CTRANSLATE2_BATCHES = (32, 64)  # sentences; CTranslate2 has no default that occupies several workers
+ALPHA = 0.6  # of both length penalties; with a model's larger one, the search takes more steps
 PRECISIONS = {"float32": "fp32", "int8": "int8"}
 
 
@@ -172,7 +173,7 @@ def make_texts(vocabulary: int, count: int) -> list[str]:
 def our_search(work: Work) -> dict[str, Any]:
     """Return the settings of our search."""
     limits = {"min_new_tokens": work.length - 1, "max_new_tokens": work.length} if work.length else {}
-    return {"num_beams": work.beams, "early_stopping": LOOKAHEAD, **limits}
+    return {"num_beams": work.beams, "length_penalty": ALPHA, "early_stopping": LOOKAHEAD, **limits}
 
 
 def torch_ways(folder: Path, cores: int, work: Work) -> Iterator[Way]:
@@ -229,7 +230,7 @@ def ctranslate2_ways(folder: Path, model: ModelFolder, precision: str, cores: in
         return [[names[id] for id in encoding.ids] for encoding in tokenizer.encode_batch(texts)]
 
     def search(translator: Any, sources: list[list[str]], size: int) -> Any:
-        options = {"beam_size": work.beams, "length_penalty": 0.6, "max_batch_size": size, **limits}
+        options = {"beam_size": work.beams, "length_penalty": ALPHA, "max_batch_size": size, **limits}
         return translator.translate_batch(sources, **options)
 
     def translate(translator: Any, size: int) -> list[str]:

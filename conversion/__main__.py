@@ -41,10 +41,13 @@ def convert(
             metavar="FILE",
         ),
     ] = None,
+    paper_search: Annotated[
+        bool, typer.Option("--paper-search", help="Use the paper's search, not the settings of the checkpoint.")
+    ] = False,
     revision: Revision = None,
     dry_run: DryRun = False,
 ) -> None:
-    if to is not None and (toolkit, logits) != (None, None):
+    if to is not None and (toolkit, logits, paper_search) != (None, None, False):
         raise InputError("--to converts a model folder of this project and takes no other option")
     path = locate_model(model, revision, dry_run)
     from .convert import export_checkpoint, import_checkpoint
@@ -53,7 +56,7 @@ def convert(
     if to is not None:
         export_checkpoint(path, out, to)
     else:
-        import_checkpoint(path, out, toolkit, logits)
+        import_checkpoint(path, out, toolkit, logits, paper_search)
     print(f"{out}: written in {time.perf_counter() - start:.1f} s")
 
 

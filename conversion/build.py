@@ -1,6 +1,7 @@
 """Build our model from the description of a checkpoint, and write its folder, in the same steps for every toolkit."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,17 @@ def check_shapes(model: Model, tensors: dict[str, Tensor], reasons: Reasons) -> 
         elif not torch.isfinite(tensor).all():
             reasons.add_fault(f"{name} contains NaN or infinity")
     reasons.raise_if_any()
+
+
+def set_search(model: Model, search: Mapping[str, Any]) -> None:
+    """Replace the paper's search by a checkpoint's own settings, see `Description.search`."""
+    settings = model.generation_config
+    for name, value in search.items():
+        if name == "suppress_tokens":
+            value = sorted({*(settings.suppress_tokens or ()), *value} - {settings.eos_token_id})
+        elif name == "max_new_tokens":
+            vars(settings).pop("extra_length", None)
+        setattr(settings, name, value)
 
 
 # ---- the folder ----------------------------------------------------------------------------------------------------

@@ -25,6 +25,31 @@ from .vocabulary import SIDES, Vocabulary
 MAX_DIFFERENCE = 1e-3
 RANDOM_PAIRS = 4
 RANDOM_LENGTH = 10  # some tables of positions are not much longer
+RANDOM_TEXTS = 200
+LONGEST_TEXT = 12  # tokens of a random text
+MOST_CHARACTERS = 500
+# Texts on which tokenizers tend to differ: scripts, quotes, accents, ligatures, combining marks, spaces, symbols.
+TEXTS = [
+    *("", " ", "  two  spaces ", "A dog runs.", "“Quoted” ‘words’ – and… more", "«Déjà vu», naïve café; 50/50"),
+    *("Straße, größer; Ångström; œuvre", "He paid 3.50 € (or $4) for a/b\\c & d|e", "mail@example.org #1 *x* [y] {z}"),
+    *("Привет, мир!", "Γειά σου Κόσμε", "你好，世界。", "こんにちは世界", "안녕하세요", "नमस्ते दुनिया", "مرحبا بالعالم"),
+    *(
+        "שלום עולם",
+        "สวัสดีชาวโลก",
+        "xin chào thế giới",
+        "ﬁne ① ½ ™ Ⅷ ｆｕｌｌ",
+        "e\u0301 a\u0308 n\u0303",
+        "👍🏽 😀😀 👨\u200d👩\u200d👧",
+    ),
+    *(
+        "a\u00a0b\u202fc\u3000d",
+        "tab\tand\nline",
+        "soft\u00adhyphen zero\u200bwidth",
+        "<unk",
+        "& < > \" '",
+        "--- ... !!! ???",
+    ),
+]
 # The arrays in a file of logits.
 REQUIRED_ARRAYS = ("src_ids", "tgt_in_ids", "logits")
 MASKS = ("src_mask", "tgt_mask")  # may be missing
@@ -135,3 +160,60 @@ def compute_arrays(description: Description, model: Model, checkpoint: Path) -> 
     except Exception as error:  # torch and transformers raise many kinds
         raise UnavailableError(f"{type(error).__name__}: {one_line(str(error))[:200]}") from error
     return [source, target, logits, torch.ones_like(source), torch.ones_like(target)]
+
+
+# ---- tokenizers ------------------------------------------------------------------------------------------------------
+
+
+def compare_tokenizers(vocabulary: Vocabulary) -> list[str]:
+    """Return the lines to print about the tokenizers: for how many texts the toolkit's own gives other ids."""
+    lines = []
+    for side in SIDES:
+        reference = vocabulary.references.get(side)
+        if reference is None:
+            continue
+        texts = make_texts(vocabulary)
+        try:
+            with warnings.catch_warnings(action="ignore"), redirect_stdout(io.StringIO()):
+                theirs = reference.encode(texts)
+        except ImportError:
+            lines.append(f"check: {side} tokens not compared: {reference.name} needs `pip install sentencepiece`")
+            continue
+        except Exception as error:  # the packages raise many kinds
+            reason = f"{type(error).__name__}: {one_line(str(error))[:200]}"
+            lines.append(f"check: {side} tokens not compared: {reference.name} could not run ({reason})")
+            continue
+        ours = vocabulary.wrap_tokenizer(side)(texts)["input_ids"]
+        different = [
+            text
+            for text, ids, expected in zip(texts, ours, theirs, strict=True)
+            if [vocabulary.without_alias(id, side) for id in ids] != expected
+        ]
+        found = f"equal {reference.name}'s on {len(texts):,} texts"
+        if different:
+            found = f"differ from {reference.name}'s on {len(different):,} of {len(texts):,} texts: {different[0]!r}"
+        lines.append(f"check: {side} tokens {found}")
+    return lines
+
+
+def make_texts(vocabulary: Vocabulary) -> list[str]:
+    """Return texts in which a tokenizer could go wrong.
+
+    TEXTS; each character of the vocabularies alone, twice and in a word; and random tokens of each side in a row.
+    """
+    chance, words = random.Random(0), []
+    special = {token for side in SIDES for token in vocabulary.special_tokens(side).values()}
+    special |= {token for side in SIDES for token in vocabulary.language_tokens(side)}
+    for side in SIDES:
+        tokens = [token for token in vocabulary.tokens(side) if token not in special]
+        has_suffix = any(token.endswith("@@") for token in tokens)
+        words.append([f"{token} ".replace("@@ ", "") if has_suffix else token.replace("▁", " ") for token in tokens])
+    characters = sorted({character for side in words for token in side for character in token})
+    characters = chance.sample(characters, min(len(characters), MOST_CHARACTERS))
+    texts = [
+        *TEXTS,
+        *(text for c in characters for text in (c, f"{c}{c} a{c}", f"{c}a {c} {chance.choice(characters)}")),
+    ]
+    for side in words:
+        texts += ["".join(chance.choices(side, k=chance.randint(1, LONGEST_TEXT))) for _ in range(RANDOM_TEXTS) if side]
+    return [text for text in texts if not any(token in text for token in (*special, ">>"))]

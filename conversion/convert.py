@@ -18,11 +18,12 @@ from vaswani_transformer.errors import (
 )
 from vaswani_transformer.loading import enumerate_names, load_model
 from vaswani_transformer.model_folder import MODEL_TYPE, check_readable
+from vaswani_transformer.search_vaswani_transformer import REPETITION
 from vaswani_transformer.torch_translator import TorchTranslator
 
-from .build import build_model, save_model
+from .build import build_model, save_model, set_search
 from .checkpoint_files import create_folder, load_checkpoint, may_be_torch_save
-from .compare import compare_with_toolkit
+from .compare import compare_tokenizers, compare_with_toolkit
 from .folder import OurModel
 from .options import Options, Reasons
 from .toolkit import Description, Reader
@@ -36,24 +37,43 @@ SETTINGS = (
     "share_encoder_decoder_embeddings tie_word_embeddings"
 ).split()
 
+SEARCH = ("num_beams", "length_penalty", "early_stopping", "extra_length", "max_new_tokens", "min_new_tokens")
+SEARCH += tuple(REPETITION)
+# What models of transformers have that this architecture does not, by `model_type`.
+MBART = "an mBART or BART model, which normalises its embeddings in a layer of their own"
+T5 = "a T5 model, which has relative positions and norms without a mean"
+OTHER_MODELS = {
+    **dict.fromkeys(("bart", "mbart", "mvp", "plbart"), MBART),
+    **dict.fromkeys(("t5", "mt5", "umt5", "longt5", "switch_transformers"), T5),
+    "m2m_100": "an M2M-100 or NLLB model: its layers are pre-norm, as in models of fairseq, which can be converted",
+}
 
-def import_checkpoint(path: Path, out: Path, name: str | None = None, logits: Path | None = None) -> None:
+
+def import_checkpoint(
+    path: Path, out: Path, name: str | None = None, logits: Path | None = None, paper_search: bool = False
+) -> None:
     """Convert a checkpoint of another toolkit to a model folder at `out`, which must be new.
 
     name: the name of the checkpoint's toolkit, None to recognise it
     logits: see `compare_with_toolkit`
+    paper_search: keep the paper's settings of the search instead of the checkpoint's
     """
     reader, file = find_checkpoint(path, name)
     with create_folder(out) as folder, torch.inference_mode():
         description, model = read_model(reader, file)
+        if not paper_search:
+            set_search(model, description.search)
         save_model(description, model, folder, reader.name, file)
         check_result(folder, file)
-        comparison = compare_with_toolkit(description, model, reader.name, file, logits)
+        checks = [compare_with_toolkit(description, model, reader.name, file, logits)]
+        checks += compare_tokenizers(description.vocabulary)
     print(f"{reader.name}: {model.num_parameters():,} parameters")
     print(f"settings that differ from the paper's: {list_differences_from_paper(model.config)}")
+    settings = model.generation_config.to_diff_dict()
+    print(f"search: {', '.join(f'{name}={settings[name]}' for name in SEARCH if settings.get(name) is not None)}")
     for note in description.all_notes():
         print(f"note: {escape_controls(note)}")
-    print(comparison)
+    print(*map(escape_controls, checks), sep="\n")
 
 
 def check_result(folder: Path, checkpoint: Path) -> None:
@@ -119,7 +139,25 @@ def find_checkpoint(path: Path, name: str | None = None) -> tuple[Reader, Path]:
     for reader in readers:
         if reader.recognise_content and isinstance(content, dict) and reader.recognise_content(content):
             return reader, path
+    refuse_other_models(path.parent)
     raise InputError(f"{path} is not a checkpoint of {expected}")
+
+
+def refuse_other_models(folder: Path) -> None:
+    """Raise InputError for a folder with a model of a known other architecture."""
+    file = next(folder.glob("*.intgemm*.bin"), None)
+    if file is not None:
+        raise InputError(
+            f"{file} cannot be converted: it is a quantised student of Bergamot or Firefox, whose decoder is an SSRU, "
+            "not self-attention; convert the model.npz of its teacher"
+        )
+    kind = find_model_type(folder / "config.json")
+    if kind not in (None, MODEL_TYPE, "marian", "fsmt"):
+        what = OTHER_MODELS.get(kind, f"a model of type {kind!r}")
+        raise InputError(
+            f"{folder} cannot be converted: config.json describes {what}; of transformers' models, MarianMTModel "
+            "(OPUS-MT) and FSMT can be converted"
+        )
 
 
 def find_only_checkpoint(folder: Path, readers: Iterable[Reader], expected: str) -> Path:
@@ -129,6 +167,7 @@ def find_only_checkpoint(folder: Path, readers: Iterable[Reader], expected: str)
     if not candidates and find_model_type(folder / "config.json") == MODEL_TYPE:
         raise InputError(f"{folder} is already a model folder; --to FORMAT converts it to {', '.join(WRITERS)}")
     if not candidates:
+        refuse_other_models(folder)
         raise InputError(f"{folder}: no file in this folder has the name of a checkpoint of {expected}")
     if len(candidates) > 1:
         names = enumerate_names(file.name for file in candidates)

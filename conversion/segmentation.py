@@ -9,6 +9,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -18,12 +19,15 @@ from vaswani_transformer.model_folder import check_readable
 
 from .checkpoint_files import find_file
 from .protobuf import parse_fields
-from .vocabulary import SIDES, Vocabulary
+from .vocabulary import SIDES, Reference, Vocabulary
 
 PIECES, TRAINER_SPEC, NORMALIZER_SPEC = 1, 2, 3  # fields of ModelProto
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of a piece
 UNIGRAM, BPE = 1, 2  # kinds of models
 SPACE = "▁"
+# Patterns of tokens that follow each other without spaces: single characters, and atoms and bonds of SMILES.
+CHARACTER = r"[\s\S]"
+SMILES = r"\[[^\]\s]+\]|%[0-9]{2}|Br|Cl|[\s\S]"
 
 
 def add_tokenizers(vocabulary: Vocabulary, folder: Path, languages: Sequence[str | None] = (None, None)) -> Vocabulary:
@@ -40,7 +44,8 @@ def add_tokenizers(vocabulary: Vocabulary, folder: Path, languages: Sequence[str
 def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: str) -> Tokenizer:
     """Return the tokenizer of one side.
 
-    Tokens that end with `@@` need BPE codes, tokens that begin with `▁` a SentencePiece model.
+    Tokens that end with `@@` need BPE codes, tokens that begin with `▁` a SentencePiece model. If every token is a
+    character and one is the space, or every token is part of a molecule, the tokens follow each other without spaces.
     """
     tokens = vocabulary.tokens(side)
     if any(token.endswith("@@") for token in tokens):
@@ -55,10 +60,13 @@ def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: st
         model = find_sentencepiece(folder, language, tokens)
         if model:
             vocabulary.files.append(model.path)
+            vocabulary.references[side] = model.make_reference(vocabulary, side)
             return model.build_tokenizer(vocabulary, side)
         vocabulary.notes.append(
             f"No SentencePiece model was found next to the checkpoint: the {side} tokenizer expects segmented text."
         )
+    elif pattern := find_pattern(vocabulary, side):
+        return build_pattern_tokenizer(vocabulary, side, pattern)
     return build_word_tokenizer(vocabulary, side)
 
 
@@ -80,6 +88,25 @@ def find_sentencepiece(folder: Path, language: str, tokens: list[str]) -> "Sente
     named = [model for model in models if word.search(model.path.name)]
     known = set(tokens)
     return max(named or models, key=lambda model: sum(piece in known for piece, *_ in model.pieces), default=None)
+
+
+def find_pattern(vocabulary: Vocabulary, side: str) -> str | None:
+    """Return the pattern of the tokens, if texts are split without spaces; None for words."""
+    special = set(vocabulary.special_tokens(side).values())
+    tokens = [token for token in vocabulary.tokens(side) if token not in special]
+    if " " in tokens and all(len(token) == 1 for token in tokens):
+        return CHARACTER
+    has_atoms = any(re.fullmatch(r"\[[^\]\s]+\]", token) for token in tokens)
+    return SMILES if has_atoms and all(re.fullmatch(SMILES, token) for token in tokens) else None
+
+
+def build_pattern_tokenizer(vocabulary: Vocabulary, side: str, pattern: str) -> Tokenizer:
+    """Return a tokenizer that splits a text into the pattern's matches and joins tokens without spaces."""
+    unknown = vocabulary.special_tokens(side)["unk_token"]
+    tokenizer = Tokenizer(models.WordLevel(vocabulary.ids(side), unk_token=unknown))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return vocabulary.add_post_processor(tokenizer, side)
 
 
 def add_whole_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> None:
@@ -196,8 +223,9 @@ class SentencePieceModel:
     def build_tokenizer(self, vocabulary: Vocabulary, side: str) -> Tokenizer:
         """Return the tokenizer of one side, with the ids that the toolkit's vocabulary gives to the pieces.
 
-        Pieces that are not in the vocabulary become aliases. A token that is not in this model (a piece of the other
-        side) can be decoded, but no text is encoded with it, except language tokens, which stay whole in any text.
+        Pieces that are not in the vocabulary become aliases. The library returns a run of characters that the model
+        lacks as one unknown piece; toolkits look that piece up too, so a token of the other side is found if such a run
+        is all of it. Language tokens stay whole in any text.
         """
         if self.kind not in (UNIGRAM, BPE):
             raise InputError(f"{self.path}: only SentencePiece's unigram and bpe models can become a tokenizer.json")
@@ -214,7 +242,7 @@ class SentencePieceModel:
             tokenizer = Tokenizer(self.build_unigram(ids, matchable, whole, vocabulary))
         else:
             tokenizer = Tokenizer(self.build_bpe(ids, matchable, special.get("unk_token")))
-        tokenizer.normalizer = self.build_normalizer()
+        tokenizer.normalizer = self.build_normalizer(set("".join(matchable)))
         # SentencePiece never matches control symbols in text, but tokenizers would: split them, so that a typed `</s>`
         # is text.
         unmatched = {piece for piece, _, kind in self.pieces if kind in (CONTROL, UNKNOWN, BYTE)}
@@ -226,8 +254,22 @@ class SentencePieceModel:
         add_whole_tokens(tokenizer, whole)
         return vocabulary.add_post_processor(tokenizer, side)
 
-    def build_normalizer(self) -> normalizers.Normalizer:
-        """Return the model's normalisation, then `▁` for spaces and, if the model adds it, before the text."""
+    def make_reference(self, vocabulary: Vocabulary, side: str) -> Reference:
+        """Return the library's own segmentation, with the ids that the toolkit's vocabulary gives to the pieces."""
+
+        def encode(texts: list[str]) -> list[list[int]]:
+            from sentencepiece import SentencePieceProcessor
+
+            processor: Any = SentencePieceProcessor(model_file=str(self.path))
+            return [vocabulary.add_special_ids(pieces, side) for pieces in processor.encode(texts, out_type=str)]
+
+        return Reference("SentencePiece", encode)
+
+    def build_normalizer(self, known: set[str]) -> normalizers.Normalizer:
+        """Return the model's normalisation, then `▁` for spaces and, if the model adds it, before the text.
+
+        known: the characters of the pieces; a unigram model gets spaces around runs of others, see `build_unigram`
+        """
         steps: list[normalizers.Normalizer] = []
         if self.charsmap:
             try:
@@ -239,6 +281,10 @@ class SentencePieceModel:
         steps.append(normalizers.Replace(" ", SPACE))
         if self.add_dummy_prefix:
             steps.append(normalizers.Prepend(SPACE))
+        if self.kind == UNIGRAM and not self.byte_fallback:
+            other = f"[^{make_ranges(known)}]"
+            steps.append(normalizers.Replace(Regex(f"(?<!{other})(?={other})"), " "))
+            steps.append(normalizers.Replace(Regex(f"(?<={other})(?!{other}| )"), "  "))
         return normalizers.Sequence(steps)
 
     def build_decoder(self) -> decoders.Decoder:
@@ -253,14 +299,17 @@ class SentencePieceModel:
     def build_unigram(
         self, ids: dict[str, int], matchable: dict[str, float], whole: Sequence[str], vocabulary: Vocabulary
     ) -> models.Unigram:
-        """Return a model of the pieces with their scores; other tokens are entries that no text matches.
+        """Return a model of the pieces with their scores.
 
-        whole: tokens that keep their names, because the tokenizer finds them before the model; others get a space,
-            which no normalised text has and the decoder removes
+        Other tokens have a space before and two after them, as the normalised text has around a run of characters that
+        the model lacks, and around nothing else. The decoder removes these spaces.
+
+        whole: tokens that keep their names, because the tokenizer finds them before the model
         """
         user_defined = {piece for piece, _, kind in self.pieces if kind == USER_DEFINED}
         best = max(matchable.values(), default=0.0)
-        entries = [(f" {id}", 0.0) for id in range(max(ids.values()) + 1)]  # ids without a piece
+        own = {piece for piece, *_ in self.pieces}
+        entries = [(f"   {id}", 0.0) for id in range(max(ids.values()) + 1)]  # ids without a piece: no text matches
         special = {token for side in SIDES for token in vocabulary.special_tokens(side).values()}
         for piece, id in ids.items():
             if piece in user_defined:  # SentencePiece prefers them to all other pieces with this score
@@ -269,8 +318,10 @@ class SentencePieceModel:
                 entries[id] = piece, matchable[piece]
             elif piece in special or piece in whole:
                 entries[id] = piece, 0.0
+            elif piece in own:  # of a type that the library never finds in text
+                entries[id] = "   " + piece, 0.0
             else:
-                entries[id] = " " + piece, 0.0
+                entries[id] = f" {piece}  ", 0.0
         return models.Unigram(entries, unk_id=vocabulary.unknown, byte_fallback=self.byte_fallback)
 
     def build_bpe(self, ids: dict[str, int], matchable: dict[str, float], unknown: str | None) -> models.BPE:
@@ -288,3 +339,14 @@ class SentencePieceModel:
             fuse_unk=True,
             byte_fallback=self.byte_fallback,
         )
+
+
+def make_ranges(characters: set[str]) -> str:
+    """Return the inside of a regular expression's [...] that matches the characters."""
+    ranges: list[list[int]] = []
+    for code in sorted(map(ord, characters)):
+        if ranges and code == ranges[-1][1] + 1:
+            ranges[-1][1] = code
+        else:
+            ranges.append([code, code])
+    return "".join(f"{re.escape(chr(first))}-{re.escape(chr(last))}" for first, last in ranges)

@@ -26,6 +26,7 @@ class Description:
     notes: sentences about the model for its users
     assumptions: sentences about properties that the checkpoint does not record, with what to do if they are wrong
     files: files that are copied into the model folder for converting back, besides those of the vocabulary
+    search: the checkpoint's own settings of the search, as fields of generation_config.json; the paper's for others
     kept: values that converting it back needs, saved in conversion.json
     reference: computes the logits (rows, target, vocabulary) of the file's own model, if torch or transformers has its
         class, from source ids (rows, source) and the decoder's input ids (rows, target)
@@ -40,6 +41,7 @@ class Description:
     notes: list[str] = field(default_factory=list)
     assumptions: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
+    search: dict[str, Any] = field(default_factory=dict)
     kept: dict[str, Any] = field(default_factory=dict)
     reference: Callable[[Path, "Description", Tensor, Tensor], Tensor] | None = None
 

@@ -24,6 +24,17 @@ TEXT = "$A"  # in templates of the tokenizers library
 
 
 @dataclass
+class Reference:
+    """The toolkit's own tokenizer of one side, with which the converted one is compared.
+
+    encode: returns the ids of each text with the special tokens; raises ImportError if its package is not installed
+    """
+
+    name: str
+    encode: Callable[[list[str]], list[list[int]]]
+
+
+@dataclass
 class Vocabulary:
     """The toolkit's tokens, the ids of the special tokens, and the tokenizers.
 
@@ -36,6 +47,7 @@ class Vocabulary:
     source_template: what the source's tokenizer returns: TEXT and the names of special tokens that it adds
     source_has_bos_and_eos: False if only the target has the tokens `bos` and `eos`
     tokenizers: by side; a side is missing if it has no tokenizer, and the notes say why
+    references: by side, the toolkit's own tokenizers, where a package that may be installed has them
     aliases: by side, pieces that are not in the toolkit's vocabulary, in the order of their ids
     files: the files that the vocabulary was read from
     notes: sentences about it for the model's users
@@ -51,6 +63,7 @@ class Vocabulary:
     source_template: tuple[str, ...] = (TEXT, "eos_token")
     source_has_bos_and_eos: bool = True
     tokenizers: dict[str, Tokenizer] = field(default_factory=dict)
+    references: dict[str, Reference] = field(default_factory=dict)
     aliases: dict[str, list[str]] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -118,6 +131,10 @@ class Vocabulary:
         self.aliases[side] = list(pieces)
         return {piece: self.first_alias(side) + n for n, piece in enumerate(self.aliases[side])}
 
+    def without_alias(self, id: int, side: str) -> int | None:
+        """Return the id, or that of `<unk>` if it is an alias."""
+        return self.unknown if id >= self.first_alias(side) else id
+
     def check_special_ids(self, subject: str | Path) -> None:
         """Raise BrokenFileError if an id of a special token is not in the vocabulary."""
         ends = (self.eos, self.bos, self.start)
@@ -137,6 +154,14 @@ class Vocabulary:
             single=[special.get(name, TEXT) for name in names], special_tokens=[(token, ids[token]) for token in added]
         )
         return tokenizer
+
+    def add_special_ids(self, tokens: Iterable[str], side: str) -> list[int]:
+        """Return the ids of a text's tokens as the toolkit gives them to the model: `<unk>`'s, and special tokens."""
+        special, ids = self.special_tokens(side), self.ids(side)
+        names = self.source_template if side == "source" else (TEXT, "eos_token")
+        unknown = -1 if self.unknown is None else self.unknown
+        inside = [ids.get(token, unknown) for token in tokens]
+        return [id for name in names for id in (inside if name == TEXT else [ids[special[name]]])]
 
     def wrap_tokenizer(self, side: str) -> PreTrainedTokenizerFast:
         """Return the tokenizer of one side in the form that AutoTokenizer loads."""

@@ -89,7 +89,7 @@ SECRETS = re.compile(
 # Entries of JSON files that are published. Others could name code, which transformers runs with trust_remote_code, or
 # files. The entries by which transformers finds our own code are added.
 CONFIG_ENTRIES = frozenset(VaswaniTransformerConfig().to_dict()) - {"auto_map", "custom_pipelines", "_name_or_path"}
-GENERATION_ENTRIES = frozenset(GenerationConfig().to_dict()) | {"extra_length", "max_source_length"}
+GENERATION_ENTRIES = frozenset(GenerationConfig().to_dict()) | {"extra_length", "max_source_length", "alignment_heads"}
 GRAPH_ENTRIES = {"vocab_size", "decoder_vocab_size"}  # of a graph's metadata, which OnnxTranslator compares
 TENSOR_ENTRIES = {"dtype", "shape", "data_offsets"}  # of a safetensors file's header
 # Fields of config.json that may differ between a model and its export.

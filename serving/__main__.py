@@ -9,8 +9,10 @@ import typer
 from vaswani_transformer.cli import Precision, load_translator
 from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.exit import exit_cleanly
+from vaswani_transformer.hub_files import download, is_repository
 from vaswani_transformer.languages import read_languages
 from vaswani_transformer.model_argument import find_model, find_onnx_model
+from vaswani_transformer.model_folder import CARD
 from vaswani_transformer.options import Device, Dtype, LengthPenalty, Model, NumBeams, Revision
 from vaswani_transformer.translator import Translator
 
@@ -70,7 +72,8 @@ def serve(
             folder = find_model(context, model, revision)
         translator = load_translator(folder, backend, **options)
         settings = translator.change_search(num_beams=num_beams, length_penalty=length_penalty)
-        source, targets = choose_languages(translator, folder, source_language, target_language)
+        records = find_records(model, revision, folder)
+        source, targets = choose_languages(translator, records, source_language, target_language)
         limits = Limits(max_characters, max_texts, max_queue)
         application = create_app(translator, source, targets, limits, settings, api_key, allow_origin or ())
         server = create_server(application, most_bytes(max_characters))
@@ -95,6 +98,11 @@ def choose_backend(folder: Path) -> Literal["torch", "onnx"]:
     """Return "onnx" for a folder with a graph and no weights that torch reads."""
     has_weights = any(folder.glob("*.safetensors*"))
     return "onnx" if any(folder.glob("model*.onnx")) and not has_weights else "torch"
+
+
+def find_records(model: str, revision: str | None, folder: Path) -> Path:
+    """Return the folder whose files name the languages: that of the model, or a repository's with its card."""
+    return download(model, revision, [CARD]) if is_repository(model) else folder
 
 
 def choose_languages(

@@ -197,8 +197,7 @@ def test_early_stopping_is_written_as_in_json(model_folder, source, monkeypatch)
 
     def record(translator, chunks, **options):
         given.append(options["early_stopping"])
-        for texts in chunks:
-            yield [[Hypothesis(text, 0.0, [])] for text in texts]
+        yield from ([[Hypothesis(text, 0.0, [])] for text in texts] for texts in chunks)
 
     monkeypatch.setattr(Translator, "find_in_chunks", record)
     for text in ("never", "true", "false", "12"):

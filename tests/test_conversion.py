@@ -14,6 +14,8 @@ from vaswani_transformer import Translator
 # LayerNorm of the Annotated Transformer is folded into one with another epsilon.
 TOLERANCE = {"marian": 2e-5, "marian-spm": 2e-5, "annotated-transformer": 2e-5}
 
+# Tutorials without beam search.
+GREEDY_ONLY = ("torch-nn-transformer", "annotated-transformer", "pytorch-seq2seq")
 # How each toolkit ranks a hypothesis of L tokens, </s> counted; anything else is sum log P / ((5 + L) / 6)^0.6, ours.
 # Sockeye's scores are costs.
 SCORES = {
@@ -21,9 +23,12 @@ SCORES = {
         ("fairseq", "fairseq-old", "hf-fsmt", "hf-marian", "marian", "marian-spm"),
         lambda total, length: total / length**0.6,
     ),
-    "opennmt-py": lambda total, length: total / ((5 + length + 1) / 6) ** 0.6,  # it counts <s> as well
+    **dict.fromkeys(
+        ("opennmt-py", "eole"),
+        lambda total, length: total / ((5 + length + 1) / 6) ** 0.6,  # they count <s> as well
+    ),
     "sockeye": lambda total, length: -total / length,
-    **dict.fromkeys(("torch-nn-transformer", "annotated-transformer"), lambda total, length: total),
+    **dict.fromkeys(GREEDY_ONLY, lambda total, length: total),
 }
 # Pre-norm Marian searches with another function than it trains: see test_prenorm_marian_...
 SEARCHED = [name for name in NAMES if name != "marian-prenorm"]
@@ -146,6 +151,7 @@ GREEDY = {"beams": 1, "length_penalty": 1.0, "early_stopping": False}
         ("joeynmt", 1, {"beams": 4, "length_penalty": 0.6}),  # it keeps finished hypotheses in the beam
         ("torch-nn-transformer", 1, GREEDY),
         ("annotated-transformer", 1, GREEDY),
+        ("pytorch-seq2seq", 1, GREEDY),
     ],
 )
 def test_toolkits_with_our_penalty_find_the_same_hypotheses(name: str, compared: int, search: dict):
@@ -156,7 +162,7 @@ def test_toolkits_with_our_penalty_find_the_same_hypotheses(name: str, compared:
         assert ours[:compared] == theirs[:compared]
 
 
-@pytest.mark.parametrize("name", [name for name in SEARCHED if name in SCORES and "transformer" not in name])
+@pytest.mark.parametrize("name", [name for name in SEARCHED if name in SCORES and name not in GREEDY_ONLY])
 def test_toolkits_with_other_penalties_find_nothing_better(name: str):
     """The best of our sixteen beams, ranked as the toolkit ranks, is no worse than the best of its four."""
     checkpoint = converted(name)

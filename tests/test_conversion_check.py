@@ -1,6 +1,7 @@
 """The comparison at the end of a conversion, with torch's or transformers' own model or with logits from a file."""
 
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,20 @@ from conftest import padded
 from golden import golden, refusal
 from saved_model import change_json
 from test_conversion_variants import SENTENCES, TARGETS, TutorialTransformer
+from tokenizers import normalizers
 
 from conversion.__main__ import main
 from conversion.convert import READERS
+from conversion.segmentation import SentencePieceModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 
 
 def check_line(capsys: pytest.CaptureFixture, *arguments: str | Path) -> str:
-    """Convert; return the line of the comparison."""
+    """Convert; return the line of the comparison of log-probabilities."""
     capsys.readouterr()
     main([str(argument) for argument in arguments])
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("check: ")]
-    return line
+    return next(line for line in capsys.readouterr().out.splitlines() if line.startswith("check: "))
 
 
 def largest_difference(line: str) -> float:
@@ -118,3 +120,21 @@ def test_a_wrong_file_of_logits_is_refused(unscaled: Path, change: dict, code: i
     (unscaled / "config.json").write_text('{"nhead": 4, "scale_embeddings": false}')
     arguments = ["--logits", tmp_path / "logits.npz", unscaled, tmp_path / "out"]
     assert message in refusal(refused, *arguments, code=code)
+
+
+@pytest.mark.parametrize(("name", "theirs"), [("hf-marian", "MarianTokenizer"), ("marian-spm", "SentencePiece")])
+def test_tokenizers_are_compared(name: str, theirs: str, tmp_path: Path, capsys, monkeypatch):
+    pytest.importorskip("sentencepiece")
+    main([str(golden(name)), str(tmp_path / "out")])
+    said = capsys.readouterr().out
+    assert f"check: source tokens equal {theirs}'s on " in said and f"check: target tokens equal {theirs}'s on " in said
+    monkeypatch.setattr(SentencePieceModel, "build_normalizer", lambda self, known: normalizers.Lowercase())
+    main([str(golden(name)), str(tmp_path / "wrong")])
+    assert f"check: source tokens differ from {theirs}'s on " in capsys.readouterr().out
+
+
+def test_tokenizers_are_compared_only_with_their_package(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    main([str(golden("marian-spm")), str(tmp_path / "out")])
+    expected = "check: source tokens not compared: SentencePiece needs `pip install sentencepiece`"
+    assert expected in capsys.readouterr().out

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from golden import FIXTURES, change_marians_options, refusal
+from golden import FIXTURES, change_marians_options, golden, refusal
 from safetensors.torch import load_file, save_file
 from saved_model import change_json
 
@@ -402,3 +402,49 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path, refused):
     (tmp_path / "out" / "thesis.txt").write_text("years of work")
     assert "not empty" in refusal(refused, FIXTURES / "fairseq", tmp_path / "out")
     assert (tmp_path / "out" / "thesis.txt").read_text() == "years of work"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("t5", "a T5 model, which has relative positions"),
+        ("mbart", "an mBART or BART model, which normalises its embeddings"),
+        ("m2m_100", "an M2M-100 or NLLB model: its layers are pre-norm"),
+        ("llama", "a model of type 'llama'"),
+    ],
+)
+def test_other_models_of_transformers_are_refused_by_name(kind: str, words: str, tmp_path: Path, refused):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "config.json").write_text(json.dumps({"model_type": kind}))
+    (theirs / "model.safetensors").write_bytes(b"")
+    for path in (theirs, theirs / "config.json"):
+        assert words in refusal(refused, path, tmp_path / "out")
+
+
+def test_students_of_bergamot_are_refused_by_name(tmp_path: Path, refused):
+    theirs = shutil.copytree(golden("marian"), tmp_path / "theirs")
+    change_marians_options(theirs / "model.npz", lambda options: options | {"transformer-decoder-autoreg": "rnn"})
+    message = refusal(refused, theirs, tmp_path / "out")
+    assert "its decoder is an SSRU, as in students of Bergamot and Firefox" in message
+    (theirs / "model.npz").rename(theirs / "model.intgemm.alphas.bin")
+    assert "student of Bergamot or Firefox, whose decoder is an SSRU" in refusal(refused, theirs, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"position_encoding_type": "Rotary"}, "its positions are Rotary, inside the attention"),
+        ({"mlp_activation_fn": "gated-silu"}, "its feed-forward layers have a gate"),
+        ({"heads_kv": 1}, "heads_kv is 1 (not supported)"),
+        ({"layer_norm": "rms"}, "layer_norm is 'rms'"),
+        ({"encoder": {"encoder_layer_style": "postnorm"}}, "encoder.encoder_layer_style is 'postnorm'"),
+        ({"architecture": "transformer_lm"}, "architecture is 'transformer_lm'"),
+    ],
+)
+def test_other_models_of_eole_are_refused_by_name(changes: dict, words: str, tmp_path: Path, refused):
+    theirs = shutil.copytree(golden("eole"), tmp_path / "theirs")
+    settings = json.loads((theirs / "config.json").read_text())
+    settings["model"] |= changes
+    (theirs / "config.json").write_text(json.dumps(settings))
+    assert words in refusal(refused, theirs, tmp_path / "out")

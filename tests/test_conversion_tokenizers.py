@@ -93,6 +93,78 @@ def test_models_of_opus_mt_keep_their_ids(codes: list[str], two_vocabularies: bo
     assert theirs.keys() == ours.keys() and all(torch.equal(theirs[name], ours[name]) for name in theirs)
 
 
+# The letters of a source that the other side has, alone, in runs, between known letters; and what neither has.
+ODD = [
+    *(
+        "ö",
+        "öß",
+        "öö a",
+        "aö b",
+        "a ö",
+        "“a”",
+        "“ß",
+        "ẞ",
+        "-ßHutß.",
+        "日ö",
+        "日本 ö日",
+        "x日y",
+        "日\u200d ö",
+        "½ﬁ①",
+        "e\u0301ö",
+    ),
+    *("", " ", "  a  b ", "a\n\nöb", "</ö", "<ö", "ö>", "▁ö", "ö▁", "üä", "Ä", "Äp", "▁für", "zwölf", "möchten für"),
+]
+
+
+def joint_vocabulary(folder: Path, target: list[str], codes: list[str], two_vocabularies: bool) -> Vocabulary:
+    """Write the tokenizer's files of a MarianMTModel from English; return the vocabulary that is read from them."""
+    folder.mkdir()
+    pieces = []
+    for side, texts in (("source", ENGLISH), ("target", target)):
+        train_sentencepiece(texts * 20, folder / f"{side}.spm", vocab_size=90, hard_vocab_limit=False)
+        own = SentencePieceModel.read(folder / f"{side}.spm").pieces
+        pieces.append([piece for piece, *_ in own if piece not in ("<s>", "</s>", "<unk>")])
+    names = ["vocab.json", "target_vocab.json"] if two_vocabularies else ["vocab.json"]
+    for name, own in zip(names, pieces if two_vocabularies else [pieces[0] + pieces[1]], strict=True):
+        tokens = list(dict.fromkeys(["</s>", "<unk>", "<pad>", *codes, *own, "“"]))
+        (folder / name).write_text(json.dumps({token: id for id, token in enumerate(tokens)}), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"separate_vocabs": two_vocabularies}))
+    return hugging_face.read_marian_vocabulary(folder, {"eos_token_id": 0, "pad_token_id": 2}, [0, 0])
+
+
+def in_greek(text: str) -> str:
+    return "".join(chr(ord(c) - ord("a") + ord("α")) if "a" <= c <= "z" else c for c in text)
+
+
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+@pytest.mark.parametrize("codes", [[], [">>bel_Latn<<", ">>deu<<"]])
+@pytest.mark.parametrize("two_vocabularies", [False, True])
+@pytest.mark.parametrize("script", ["latin", "greek"])
+def test_characters_of_the_other_side_have_marians_ids(
+    script: str, two_vocabularies: bool, codes: list[str], tmp_path: Path
+):
+    target = GERMAN if script == "latin" else [in_greek(text) for text in GERMAN]
+    vocabulary = joint_vocabulary(tmp_path / "theirs", target, codes, two_vocabularies)
+    generator = random.Random(0)
+    pieces = [piece.replace("▁", " ") for piece in dict.fromkeys(vocabulary.source + vocabulary.target)]
+    pieces = [piece for piece in pieces if piece not in ("</s>", "<unk>", "<pad>", *codes)] + ["日", "“", " "]
+    texts = [*TEXTS, *GERMAN, *target, *ODD, *map(in_greek, ODD)]
+    texts += ["".join(generator.choices(pieces, k=generator.randint(1, 8))) for _ in range(300)]
+    marian = MarianTokenizer.from_pretrained(tmp_path / "theirs")
+    found = 0
+    for side, theirs in (("source", marian(texts)), ("target", marian(text_target=texts))):
+        tokenizer = vocabulary.wrap_tokenizer(side)
+        for text, ids in zip(texts, theirs["input_ids"], strict=True):
+            assert [vocabulary.without_alias(id, side) for id in tokenizer(text)["input_ids"]] == ids, (side, text)
+            tokens = marian.convert_ids_to_tokens(ids)
+            own = SentencePieceModel.read(tmp_path / "theirs" / f"{side}.spm").pieces
+            found += any(token not in [piece for piece, *_ in own] for token in tokens)
+            if side == "target" and 1 not in ids:
+                decoded = str(tokenizer.decode(ids[:-1])).strip()
+                assert decoded == marian.decode(ids[:-1], use_source_tokenizer=False), text
+    assert two_vocabularies or found > 100  # texts that this is about
+
+
 def test_one_of_two_tokenizers_is_not_taken_for_both(tmp_path: Path):
     folder = opus_folder(tmp_path / "theirs", [], two_vocabularies=True)
     (folder / "target.spm").unlink()

@@ -1,14 +1,16 @@
 """Uses of a converted model: fine-tuning, ONNX, the Translator; with one vocabulary and with two."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import write_lines
-from golden import Golden, converted, opus_folder
+from golden import Golden, converted, golden, opus_folder
 from safetensors.torch import load_file
+from saved_model import change_json
 from training_child import TrainingProcess
 from transformers import MarianMTModel, MarianTokenizer
 
@@ -138,3 +140,42 @@ def test_a_source_vocabulary_without_eos_translates():
     assert len(score.tokens) == 2  # the word and </s>
     (translation,) = translator.translate("src0 src1")
     assert translation
+
+
+def search_of(folder: Path) -> dict:
+    settings = json.loads((folder / "generation_config.json").read_text())
+    names = ("num_beams", "length_penalty", "early_stopping", "extra_length", "max_new_tokens", "suppress_tokens")
+    names += ("no_repeat_ngram_size",)
+    return {name: settings[name] for name in names if name in settings}
+
+
+def test_settings_of_the_search_come_along(tmp_path: Path, capsys):
+    theirs = shutil.copytree(golden("hf-marian"), tmp_path / "theirs")
+    change_json(
+        theirs / "generation_config.json",
+        num_beams=6, length_penalty=0.8, max_length=33, bad_words_ids=[[61], [5], [7, 8]], no_repeat_ngram_size=3,
+        renormalize_logits=True,
+    )  # fmt: skip
+    main([str(theirs), str(tmp_path / "ours")])
+    assert search_of(tmp_path / "ours") == {
+        **{"num_beams": 6, "length_penalty": 0.8, "early_stopping": False, "max_new_tokens": 32},
+        "no_repeat_ngram_size": 3,
+        "suppress_tokens": [5, 61],
+    }
+    said = capsys.readouterr().out
+    assert "The search here does not have the checkpoint's renormalize_logits True, bad_words_ids [7, 8]." in said
+    assert "search: num_beams=6, length_penalty=0.8, early_stopping=False, max_new_tokens=32" in said
+    translator = Translator.from_pretrained(tmp_path / "ours", device="cpu")
+    assert translator.search.num_beams == 6 and translator.search.max_new_tokens == 32
+    paper = {"num_beams": 4, "length_penalty": 0.6, "early_stopping": "never", "extra_length": 50}
+    main([str(theirs), str(tmp_path / "paper"), "--paper-search"])
+    assert search_of(tmp_path / "paper") == paper | {"suppress_tokens": [61]}
+
+
+def test_marians_settings_come_along(tmp_path: Path):
+    theirs = shutil.copytree(golden("marian"), tmp_path / "theirs")
+    decoder = theirs / "model.npz.decoder.yml"
+    decoder.write_text(decoder.read_text().replace("normalize: 0", "normalize: 0.6"))
+    main([str(theirs), str(tmp_path / "ours")])
+    found = search_of(tmp_path / "ours")
+    assert (found["num_beams"], found["length_penalty"], found["extra_length"]) == (12, 0.6, 50)

@@ -16,9 +16,11 @@ from huggingface_hub import constants
 from safetensors.torch import load_file
 from saved_model import ENGLISH, change_json
 
+from serving.__main__ import find_records
 from vaswani_transformer import Translator
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import InputError
+from vaswani_transformer.languages import read_languages
 
 OPUS, OURS = "opus/marian", "someone/ours"
 UNREAD = {name: b"x" * 99 for name in ("tf_model.h5", "rust_model.ot", "flax_model.msgpack", "README.md", "run.py")}
@@ -203,3 +205,10 @@ def test_a_damaged_model_folder_is_no_checkpoint_of_another_toolkit(folder, refu
     assert "model_type is None; only 'vaswani_transformer'" in refused(main, ["doctor", folder])
     (folder / "config.json").unlink()
     refused(main, ["doctor", folder], 3)
+
+
+def test_serve_reads_the_languages_in_the_card_of_a_repository(hub):
+    """No other command downloads the card."""
+    hub.create("someone/described", **{"README.md": b"---\nlanguage: [en, de]\n---\n"})
+    assert read_languages(find_records("someone/described", None, Path())) == ("en", "de")
+    assert downloaded(hub) == {"README.md"}

@@ -32,9 +32,11 @@ from conversion.onnx.torch_export import CrossAttentions
 from conversion.onnx.verify import cross_attentions
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.beam_search import SettingTensors, start
-from vaswani_transformer.errors import ProofError
+from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.loading import load_model
+from vaswani_transformer.model_folder import AlignmentHead
 from vaswani_transformer.onnx_translator import OnnxTranslator
+from vaswani_transformer.torch_translator import TorchTranslator
 
 pytestmark = pytest.mark.timeout(1200)  # an export takes 20 seconds of an idle processor, and minutes of a busy one
 CONFIGURATIONS = {"many at once": MANY_AT_ONCE} | {name: SWITCHES[name] for name in EXPORTED}
@@ -130,6 +132,32 @@ def test_attention_outputs_do_not_change_translations(exported: Path, folder: Pa
     )
     assert found == expected
     assert "cross_attentions" not in (exported / "onnx" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", [None, [[0, 1, 0], [1, 0, 1]]])
+def test_alignments_equal_those_of_torch(exported: Path, folder: Path, heads: list[list[int]] | None) -> None:
+    texts = [*ENGLISH, " ".join(ENGLISH), "* The house\t is small.\n---", "a", ""]
+    translators = TorchTranslator.from_pretrained(exported / "model"), OnnxTranslator.from_pretrained(folder)
+    chosen = None if heads is None else [AlignmentHead(*head) for head in heads]
+    for translator in translators:
+        translator.alignment_heads = chosen
+    found, expected = (translator.find_hypotheses(texts, alignments=True) for translator in translators)
+    for (ours,), (theirs,) in zip(found, expected, strict=True):
+        assert ours.text == theirs.text and ours.alignment is not None and theirs.alignment is not None
+        assert len(ours.alignment) == len(theirs.alignment) == len(ours.text.split())
+        for words, same in zip(ours.alignment, theirs.alignment, strict=True):
+            assert words == pytest.approx(same, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_alignments_need_a_graph_with_attention(exported: Path, folder: Path) -> None:
+    with pytest.raises(InputError, match="export onnx MODEL NEW_FOLDER --attention"):
+        OnnxTranslator.from_pretrained(exported / "onnx").find_hypotheses("a", alignments=True)
+    with pytest.raises(
+        InputError, match="num_return_sequences is 2, but an ONNX graph returns the attention of the best"
+    ):
+        OnnxTranslator.from_pretrained(folder).find_hypotheses("a", alignments=True, num_return_sequences=2)
 
 
 @pytest.mark.slow

@@ -243,7 +243,7 @@ def echo() -> onnx.ModelProto:
     op = GraphBuilder("echo.")
     op.Unsqueeze("input_ids", [1], name="sequences")
     op.Cast(op.ReduceSum("attention_mask", [1]), to=TensorProto.FLOAT, name="scores")
-    settings = graph_inputs(SearchSettings(1, 0.6))
+    settings = graph_inputs(SearchSettings(1, 0.6), repetition=True)
     defaults = [numpy_helper.from_array(value, name) for name, value in settings.items()]
     inputs = [helper.make_tensor_value_info(name, 7, ["batch", "source"]) for name in ("input_ids", "attention_mask")]
     inputs += [helper.make_tensor_value_info(value.name, value.data_type, []) for value in defaults]

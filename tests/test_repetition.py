@@ -92,7 +92,7 @@ def test_settings_of_the_file_can_be_switched_off(folder: Path) -> None:
 
 
 def test_the_command_line_has_both(folder: Path, tmp_path: Path) -> None:
-    words = ["translate", "--model", folder, "--input", write_lines(tmp_path / "in", ENGLISH), "--output"]
+    words = ["translate", folder, "--input", write_lines(tmp_path / "in", ENGLISH), "--output"]
     main([*map(str, words), str(tmp_path / "out"), "--no-repeat-ngram-size", "1", "--repetition-penalty", "1.5"])
     expected = Translator.from_pretrained(folder).translate(ENGLISH, no_repeat_ngram_size=1, repetition_penalty=1.5)
     assert (tmp_path / "out").read_text(encoding="utf-8").splitlines() == expected
@@ -119,7 +119,7 @@ def test_an_export_without_them_refuses_them(exported: Path, tmp_path: Path, ref
     )
     with pytest.raises(InputError, match=said):
         translator.translate(ENGLISH, no_repeat_ngram_size=3)
-    words = ["translate", "--model", exported / "onnx", "--backend", "onnx", "--repetition-penalty", "1.3"]
+    words = ["translate", exported / "onnx", "--backend", "onnx", "--repetition-penalty", "1.3"]
     words += ["--input", write_lines(tmp_path / "in", ENGLISH)]
     error = refused(main, words)
     assert error.startswith("error: repetition_penalty is 1.3, but ") and error.count("\n") == 1

@@ -16,6 +16,7 @@ from test_space_static import assemble, odd_lines
 from conversion.onnx.export import export_single_folder
 from training import demo_corpus
 from vaswani_transformer import Translator
+from vaswani_transformer.alignments import attention_of_heads
 from vaswani_transformer.attention_maps import attention_maps
 from vaswani_transformer.onnx_translator import OnnxTranslator
 
@@ -32,7 +33,9 @@ browser = pytest.fixture(chromium, scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with other search settings than the paper's."""
     model = saved_model(tmp_path_factory.mktemp("model"))
-    change_json(model / "generation_config.json", num_beams=3, length_penalty=1.4)
+    change_json(
+        model / "generation_config.json", num_beams=3, length_penalty=1.4, alignment_heads=[[0, 1, 0], [1, 0, 1]]
+    )
     return model
 
 
@@ -256,12 +259,13 @@ def test_the_page_describes_its_model_and_translates_an_example(browser: Any, de
         assert accessibility_violations(page) == [] == messages
 
 
-def test_the_attention_map_shows_the_last_layer(page: Any, model: Path) -> None:
+def test_the_attention_map_shows_the_heads_that_align_words(page: Any, model: Path) -> None:
     loaded = Translator.from_pretrained(model, device="cpu")
     translate(page, ENGLISH[1])
     maps = attention_maps(loaded.model, loaded.tokenizer, ENGLISH[1], target=page.locator(".best").text_content())
     page.get_by_text("Attention", exact=True).click()
-    expected = maps.cross[-1].mean(dim=0).numpy()
+    assert loaded.alignment_heads and loaded.alignment_heads == [(0, 1, 0), (1, 0, 1)]
+    expected = attention_of_heads(maps.cross.numpy(), loaded.alignment_heads)
     shown = [float(text) for text in page.locator(".attention td .hidden").all_text_contents()]
     np.testing.assert_allclose(np.reshape(shown, expected.shape), expected, atol=6e-4)
     labels = [label.replace("▁", "") or "▁" for label in maps.source]

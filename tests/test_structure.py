@@ -15,6 +15,7 @@ PROGRAMS = ("training", "conversion", "serving", "hub", "paper")
 FILES = sorted(path.relative_to(ROOT) for folder in (LIBRARY, *PROGRAMS) for path in (ROOT / folder).rglob("*.py"))
 # Optional packages: imported where they are used, so that the library works without them.
 OPTIONAL = {"accelerate", "datasets", "matplotlib", "onnx", "onnxruntime", "onnxscript", "sacrebleu", "sacremoses"}
+OPTIONAL |= {"sentencepiece"}
 
 
 def imports(path: Path, everywhere: bool = True) -> Iterator[tuple[int, str]]:

@@ -183,7 +183,8 @@ WRAPPED = [
     ("| a | b |\n|---|---|\n| c | d |", ["| a | b |", "|---|---|", "| c | d |"]),
     ("今天天气\n很好。", ["今天天气很好。"]),
     (
-        "LS(1)    User Commands    LS(1)\n\nNAME\n    ls - list\nSYNOPSIS\n    ls [file]\nTEXT\n    one two three four five\n    six.",
+        "LS(1)    User Commands    LS(1)\n\nNAME\n    ls - list\nSYNOPSIS\n    ls [file]\nTEXT\n"
+        "    one two three four five\n    six.",
         [
             "LS(1)    User Commands    LS(1)",
             "",

@@ -19,7 +19,7 @@ model_folder.py, loading.py       read and check a model folder; atomic.py write
 cli.py, options.py                the commands; translate_file.py, programs.py, doctor.py, tried_versions.py
 errors.py, exit.py, lines.py      errors and exit codes; text files and pipes
 registration.py                   the model's entries in transformers' Auto classes
-attention_maps.py, pictures.py    figures
+attention_maps.py, pictures.py    figures; alignments.py: word alignments by attention
 training_run.py                   what a training run leaves in its folder: progress, log, curve
 """
 

@@ -40,6 +40,8 @@ from .programs import import_program, program_name
 from .translate_file import model_sha256, translate_file
 from .translator import Hypothesis, MissingLanguageError, NotFiniteError, Translator, as_texts
 
+LINES_FOR_HEADS = 1000
+
 app = typer.Typer(
     rich_markup_mode=None,
     help="The Transformer of Attention Is All You Need: train it, translate with it, inspect it.",
@@ -230,6 +232,13 @@ def translate(
     scores: Annotated[
         bool, typer.Option("--scores", help="Print the score and a tab before each translation.")
     ] = False,
+    alignments: Annotated[
+        bool,
+        typer.Option(
+            "--alignments",
+            help="Print a tab and the word alignment after each translation: 0-0 1-2, source and target word, from 0.",
+        ),
+    ] = False,
     batch_tokens: BatchTokens = 8192,
     max_source_length: Annotated[
         int | None,
@@ -309,7 +318,7 @@ def translate(
                 yield checked
 
         doubts: list[Doubt] = []
-        options = {"batch_tokens": batch_tokens, "workers": workers, "look_ahead": look_ahead}
+        options = {"batch_tokens": batch_tokens, "workers": workers, "look_ahead": look_ahead, "alignments": alignments}
         options |= {"progress": progress, "doubts": doubts, "warn_ratio": warn_ratio, **cut, **vars(settings)}
         try:
             with closing(translator.find_in_chunks(texts(), **options)) as found:
@@ -327,14 +336,16 @@ def translate(
             raise MissingLanguageError(error.index, "line", error.reason, firsts[-1]) from None
 
     def output_lines(hypotheses: list[Hypothesis], number: int) -> Iterator[bytes]:
-        if scores or num_return_sequences > 1:
-            yield from score_lines(hypotheses, number if num_return_sequences > 1 else None)
+        has_scores = scores or num_return_sequences > 1
+        if has_scores or alignments:
+            yield from columned_lines(hypotheses, number if num_return_sequences > 1 else None, has_scores)
         else:
             yield f"{remove_line_breaks(hypotheses[0].text)}\n".encode()
 
     if in_parts:
         about = {"model": model_sha256(translator.folder), "backend": backend, "dtype": dtype, "precision": precision}
         about |= {"scores": scores, "unwrap": unwrap, **cut, **vars(settings)}
+        about |= {"alignments": alignments or None}  # parts of earlier versions do not name it
         translate_file(
             partial(translate_chunks, look_ahead=True),
             Path(input), Path(output), chunk_lines, about, rank, ranks, read,
@@ -402,11 +413,18 @@ def shows_progress_by_default(input: str, output: str) -> bool:
     return input != "-" and sys.stderr.isatty() and not (output == "-" and os.isatty(1))
 
 
-def score_lines(hypotheses: list[Hypothesis], number: int | None) -> Iterator[bytes]:
-    """Yield the output for one input line: its hypotheses with their scores and, if given, the line number."""
+def columned_lines(hypotheses: list[Hypothesis], number: int | None, has_scores: bool) -> Iterator[bytes]:
+    """Yield the output for one input line, a line for each hypothesis, with a tab between columns.
+
+    The columns are the line number if it is given, the score on request, the text, and the alignment if there is one.
+    """
+    from .alignments import format_links
+
     for hypothesis in hypotheses:
         columns = [] if number is None else [str(number)]
-        columns += [f"{hypothesis.score:.6f}", remove_line_breaks(hypothesis.text).replace("\t", " ")]
+        columns += [f"{hypothesis.score:.6f}"] if has_scores else []
+        columns.append(remove_line_breaks(hypothesis.text).replace("\t", " "))
+        columns += [] if hypothesis.alignment is None else [format_links(hypothesis.links)]
         yield ("\t".join(columns) + "\n").encode()
 
 
@@ -429,9 +447,7 @@ def score(
     dry_run: DryRun = False,
 ) -> None:
     folder = find_model(context, model, revision, dry_run)
-    sources, targets = list(read_lines(source)), list(read_lines(target))
-    if len(sources) != len(targets):
-        raise InputError(f"{source} has {len(sources)} lines, {target} has {len(targets)}; they must be parallel")
+    sources, targets = read_parallel(source, target)
     if progress is None:
         progress = shows_progress_by_default(target, output)
     with open_output(output) as out:
@@ -449,6 +465,75 @@ def score(
                 }
                 line = json.dumps(fields, ensure_ascii=False)
             out.write(f"{line}\n".encode())
+
+
+def read_parallel(source: str, target: str) -> tuple[list[str], list[str]]:
+    """Read the lines of two files. Raises InputError if their numbers differ."""
+    sources, targets = list(read_lines(source)), list(read_lines(target))
+    if len(sources) != len(targets):
+        raise InputError(f"{source} has {len(sources)} lines, {target} has {len(targets)}; they must be parallel")
+    return sources, targets
+
+
+@app.command(help="Align the words of given translations. Prints source-target pairs for each: 0-0 1-2.")
+def align(
+    context: typer.Context,
+    model: Model,
+    source: Annotated[str, typer.Option(help="A UTF-8 text file (.gz too).")],
+    target: Annotated[str, typer.Option(help="Its translation, line by line; - for stdin.")],
+    output: Output = "-",
+    target_language: TargetLanguage = None,
+    batch_tokens: BatchTokens = 8192,
+    progress: Progress = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    revision: Revision = None,
+    dry_run: DryRun = False,
+) -> None:
+    folder = find_model(context, model, revision, dry_run)
+    sources, targets = read_parallel(source, target)
+    if progress is None:
+        progress = shows_progress_by_default(target, output)
+    with open_output(output) as out:
+        translator = load_translator(folder, device=device, dtype=dtype)
+        from .alignments import find_links, format_links
+
+        options = {"batch_tokens": batch_tokens, "target_language": target_language, "progress": progress}
+        for alignment in translator.align(sources, targets, **options):
+            out.write(f"{format_links(find_links(alignment))}\n".encode())
+
+
+@app.command(help="Choose the attention heads that align words best, and record them in the model folder.")
+def choose_heads(
+    model: Model,
+    source: Annotated[str, typer.Option(help="A text (.gz too) whose first 1000 lines decide.")],
+    target: Annotated[str, typer.Option(help="Its translation, line by line.")],
+    reference: Annotated[
+        str | None,
+        typer.Option(help="Its alignment: lines of 0-0 1-2 (1p2: a possible link); default: by eflomal, or else nltk."),
+    ] = None,
+    target_language: TargetLanguage = None,
+    batch_tokens: BatchTokens = 8192,
+    progress: Progress = None,
+    device: Device = None,
+) -> None:
+    from .alignments import compute_references, read_references
+
+    sources, targets = read_parallel(source, target)
+    translator = load_translator(Path(model), device=device)
+    if reference is None:
+        references = compute_references(sources, targets)
+    else:
+        references = read_references(Path(reference), sources, targets)
+    if progress is None:
+        progress = shows_progress_by_default(source, "-")
+    first = slice(LINES_FOR_HEADS)
+    options = {"batch_tokens": batch_tokens, "target_language": target_language, "progress": progress}
+    found = translator.choose_heads(sources[first], targets[first], references[first], **options)
+    for head, rate in found.single.items():
+        typer.echo(f"{head}: error rate {rate:.3f}")
+    typer.echo(f"chosen: {'; '.join(map(str, found.heads))}: error rate {found.rate:.3f}")
+    typer.echo(f"{translator.record_alignment_heads()}: alignment_heads", err=True)
 
 
 add_program(app, "average", "Average the weights of checkpoints (section 6.1).", "training", "average")
@@ -470,7 +555,12 @@ def plot_attention(
     output: Picture,
     target: Annotated[str | None, typer.Option(help="Its translation; default: the model's.")] = None,
     kind: Annotated[Literal["cross", "encoder", "decoder"], typer.Option(help="The attention to draw.")] = "cross",
-    layer: Annotated[int | None, typer.Option(help="Layer, from 1; 0: all layers; default: the last.")] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(
+            help="Layer, from 1; 0: all layers; default: that of the head that `choose-heads` found best, or the last."
+        ),
+    ] = None,
     head: Annotated[int | None, typer.Option(help="Head, from 1; 0: mean of all heads; default: all heads.")] = None,
     target_language: TargetLanguage = None,
     revision: Revision = None,
@@ -484,6 +574,8 @@ def plot_attention(
     translator = load_translator(folder, device="cpu", dtype="float32")
     (source,) = translator.add_language([source], target_language, "source")
     maps = attention_maps(translator.model, translator.tokenizer, source, target, translator.target_tokenizer)
+    if kind == "cross" and layer is None and translator.alignment_heads:
+        layer = translator.alignment_heads[0].layer + 1
     save_picture(attention_figure(maps, kind, layer, head), output)
 
 

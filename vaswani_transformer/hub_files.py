@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import InputError, UnavailableError, one_line
-from .model_folder import ADAPTER, CARD, CONVERTIBLE_TYPES, MODEL_FILES, MODEL_TYPE, WEIGHTS
+from .model_folder import ADAPTER, CONVERTIBLE_TYPES, MODEL_FILES, MODEL_TYPE, WEIGHTS
 
 # Not downloaded of other repositories than this package's: weights of other frameworks, documents, pictures.
 UNREAD = (
@@ -132,7 +132,7 @@ def download_any(
                 f"{repo} has its weights only as {pickles[0]}, a pickle, which can run any code when it is opened; "
                 f"ask its owner for {WEIGHTS}"
             )
-        return download(repo, revision, (*MODEL_FILES, ADAPTER, CARD), dry_run)
+        return download(repo, revision, (*MODEL_FILES, ADAPTER), dry_run)
     chosen = [name for name in names if "/" not in name and not name.startswith(".") and not name.endswith(UNREAD)]
     preferred = next((name for name in PREFERRED_WEIGHTS if name in chosen), None)
     if kind in CONVERTIBLE_TYPES and preferred is not None:

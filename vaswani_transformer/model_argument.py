@@ -15,7 +15,7 @@ import typer
 from .atomic import temporary_path
 from .errors import InputError, escape_controls
 from .hub_files import DryRun, download, download_any, is_repository
-from .model_folder import ADAPTER, CARD, MODEL_TYPE, ONNX
+from .model_folder import ADAPTER, MODEL_TYPE, ONNX
 from .programs import import_program
 
 
@@ -32,8 +32,7 @@ def find_onnx_model(model: str, revision: str | None, dry_run: bool, precision: 
     from .onnx_translator import onnx_file_name
 
     name = onnx_file_name(precision)
-    files = [f"{ONNX}/{pattern}" for pattern in (name, f"{name}.data", "*.json")]
-    return locate_model(model, revision, dry_run, [*files, CARD])
+    return locate_model(model, revision, dry_run, [f"{ONNX}/{pattern}" for pattern in (name, f"{name}.data", "*.json")])
 
 
 def locate_model(

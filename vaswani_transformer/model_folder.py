@@ -9,11 +9,11 @@ import json
 import os
 import reprlib
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .atomic import atomic_file
 from .errors import BrokenFileError, InputError, one_line
@@ -27,6 +27,7 @@ MODEL_TYPE = "vaswani_transformer"
 CONVERTIBLE_TYPES = ("marian", "fsmt")  # of transformers, which `convert` reads
 # Those of VaswaniTransformerConfig; a config.json may leave them out.
 DEFAULT_CONFIG = {"vocab_size": 37000, "decoder_start_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+DEFAULT_CONFIG |= {"decoder_layers": 6, "decoder_attention_heads": 8}
 LARGEST_SIZE = 10_000_000  # of a vocabulary, or of learned positions
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"  # of an adapter that PEFT saved; its weights are in adapter_model.safetensors
@@ -66,6 +67,18 @@ TOKENIZER_SETTINGS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value), "a list of strings"
     ),
 }  # fmt: skip
+
+
+class AlignmentHead(NamedTuple):
+    """A head of the decoder's cross-attention by which words are aligned; see alignments.py."""
+
+    layer: int  # from 0, as `head`
+    head: int
+    offset: int  # 0: at the step that predicts a token; 1: at the next one, which reads it
+
+    def __str__(self) -> str:
+        """Return the head with the numbers of the pictures, from 1."""
+        return f"layer {self.layer + 1} head {self.head + 1}, {('predicting', 'reading')[self.offset]} the word"
 
 
 class ModelFolder:
@@ -116,6 +129,11 @@ class ModelFolder:
     def trained_length(self) -> int | None:
         """The tokens of the longest source sentence of the training, if that is known."""
         return self.generation_config.get("max_source_length")
+
+    @property
+    def alignment_heads(self) -> list[AlignmentHead] | None:
+        """The heads by which words are aligned, if they have been chosen."""
+        return parse_alignment_heads(self.generation_config, self.config)
 
     @cached_property
     def tokenizer(self) -> "Tokenizer":
@@ -286,9 +304,10 @@ def read_config(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: quantization_config is set; only unquantised weights are supported")
     if config.get("position_embedding_type") != "learned":
         config["max_position_embeddings"] = None  # sinusoids have no maximum; converted files may still name one
-    for field in ("vocab_size", "decoder_vocab_size", "max_position_embeddings"):
+    sizes = ("vocab_size", "decoder_vocab_size", "max_position_embeddings", "decoder_layers", "decoder_attention_heads")
+    for field in sizes:
         value = config.get(field)
-        is_missing = value is None and field != "vocab_size"
+        is_missing = value is None and field in ("decoder_vocab_size", "max_position_embeddings")
         if not is_missing and (type(value) is not int or not 1 <= value <= LARGEST_SIZE):
             raise BrokenFileError(f"{path}: {field} is {value!r}; it must be an integer between 1 and {LARGEST_SIZE}")
     for field in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
@@ -355,7 +374,40 @@ def read_generation_config(path: Path, config: dict[str, Any]) -> dict[str, Any]
     length = settings.get("max_source_length")
     if length is not None and (type(length) is not int or not 1 <= length <= LARGEST_SIZE):
         raise BrokenFileError(f"{path}: max_source_length is {length!r}; it must be an integer above 0")
+    try:
+        parse_alignment_heads(settings, config)
+    except ValueError as error:
+        raise BrokenFileError(f"{path}: {error}") from None
     return settings
+
+
+def parse_alignment_heads(settings: dict[str, Any], config: Mapping[str, Any]) -> list[AlignmentHead] | None:
+    """Return alignment_heads of generation_config.json, None if there are none. Raises ValueError.
+
+    config: the content of config.json
+    """
+    value, (layers, heads) = (
+        settings.get("alignment_heads"),
+        (config["decoder_layers"], config["decoder_attention_heads"]),
+    )
+    if value is None:
+        return None
+    limits = (layers, heads, 2)
+    if (
+        not isinstance(value, list)
+        or not value
+        or not all(
+            isinstance(entry, list | tuple)
+            and len(entry) == len(limits)
+            and all(type(number) is int and 0 <= number < limit for number, limit in zip(entry, limits, strict=True))
+            for entry in value
+        )
+    ):
+        raise ValueError(
+            f"alignment_heads is {reprlib.repr(value)}; each entry must be [layer, head, offset], with layers 0 to "
+            f"{layers - 1}, heads 0 to {heads - 1} and offsets 0 and 1 (`choose-heads` writes it)"
+        )
+    return [AlignmentHead(*entry) for entry in value]
 
 
 def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str = "vocab_size") -> "Tokenizer":

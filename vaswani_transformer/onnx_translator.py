@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from .alignments import Span, attention_of_heads, default_heads, token_spans
 from .errors import BrokenFileError, InputError, UnavailableError, as_input_errors, one_line, out_of_memory
 from .hub_files import find_folder
-from .model_folder import ONNX, ModelFolder, check_graph, check_readable
+from .model_folder import ONNX, AlignmentHead, ModelFolder, check_graph, check_readable
 from .search_vaswani_transformer import REPETITION, SearchSettings, check_number
 from .sentences_vaswani_transformer import LanguageTokens, choose_cleaning
 from .translator import Translator, pad_rows
@@ -26,6 +27,7 @@ from .workers import BatchSearch, Found, Sources, count_cores
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # ONNX Runtime 1.31 collects and sends usage data by default
 
 PRECISIONS = ("fp16", "int8", "int8-weights")
+RESULTS, ATTENTION = ("sequences", "scores"), "cross_attentions"  # outputs of a graph; the last one is optional
 # The graph's value of max_new_tokens where the setting is None.
 NO_COMMON_LIMIT = 0
 
@@ -41,6 +43,7 @@ class OnnxTranslator(Translator):
         target_tokenizer: Tokenizer | None = None,
         search: SearchSettings | None = None,
         trained_length: int | None = None,
+        alignment_heads: list[AlignmentHead] | None = None,
     ):
         """Use an open session.
 
@@ -48,6 +51,7 @@ class OnnxTranslator(Translator):
         target_tokenizer: the tokenizer of the decoder's vocabulary, if it has its own
         search: default settings of the search; None for the paper's
         trained_length: number of tokens of the longest source sentence in training, if known
+        alignment_heads: the heads that align words; None for a default
         """
         self.session, self.tokenizer, self.config = session, tokenizer, config
         self.has_repetition = has_repetition(session)
@@ -59,6 +63,8 @@ class OnnxTranslator(Translator):
         self.languages = LanguageTokens(tokenizer)
         self.vocabulary: int = config["vocab_size"]
         self.pad: int = config["pad_token_id"]
+        self.end: int = config["eos_token_id"]
+        self.alignment_heads = alignment_heads
         self.positions: int | None = config.get("max_position_embeddings")
         self.target_vocabulary: int = config.get("decoder_vocab_size") or self.vocabulary
 
@@ -98,7 +104,8 @@ class OnnxTranslator(Translator):
                     f"{graph} has {field} {sizes[field]}, but {path / 'config.json'} has {size}: "
                     "graph and config do not belong together"
                 )
-        translator = cls(session, tokenizer, folder.config, target_tokenizer, search, folder.trained_length)
+        lengths_and_heads = (folder.trained_length, folder.alignment_heads)
+        translator = cls(session, tokenizer, folder.config, target_tokenizer, search, *lengths_and_heads)
         translator.folder, translator.load_arguments = path, (path.absolute(), device, threads, precision)
         translator.graph = graph.absolute()
         translator.change_search()  # refuses defaults that the graph has no input for
@@ -123,7 +130,8 @@ class OnnxTranslator(Translator):
         num_return_sequences). Raises InputError naming the row with invalid ids: ONNX Runtime would read -1 as the last
         row of the embedding.
         """
-        return self._run(self.session, input_ids, attention_mask, self.change_search(**search))
+        sequences, scores = self._run(self.session, input_ids, attention_mask, self.change_search(**search))
+        return sequences, scores
 
     def change_search(self, **settings: Any) -> SearchSettings:
         changed = super().change_search(**settings)
@@ -169,9 +177,15 @@ class OnnxTranslator(Translator):
         return type(self).from_pretrained, self.load_arguments
 
     def _run(
-        self, session: Any, input_ids: Any, attention_mask: Any, settings: SearchSettings, run_options: Any = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Check and run one batch.
+        self,
+        session: Any,
+        input_ids: Any,
+        attention_mask: Any,
+        settings: SearchSettings,
+        run_options: Any = None,
+        outputs: tuple[str, ...] = RESULTS,
+    ) -> list[np.ndarray]:
+        """Check and run one batch, and return these outputs of the graph.
 
         Ids are copied to the GPU if there is one; scalars determine shapes and stay on the CPU.
         """
@@ -185,11 +199,10 @@ class OnnxTranslator(Translator):
             place = ("cuda", int(cuda["device_id"])) if cuda is not None and array.ndim else ("cpu", 0)
             value = onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), *place)
             binding.bind_ortvalue_input(name, value)
-        for name in ("sequences", "scores"):
+        for name in outputs:
             binding.bind_output(name, "cpu")
         session.run_with_iobinding(binding, run_options)
-        sequences, scores = binding.copy_outputs_to_cpu()
-        return sequences, scores
+        return binding.copy_outputs_to_cpu()
 
     def description(self) -> str:
         return f"{self.vocabulary:,} source tokens, {self.session.get_providers()[0]}"
@@ -206,8 +219,26 @@ class OnnxTranslator(Translator):
             return None
         return self.session.get_session_options().intra_op_num_threads or count_cores()
 
-    def _open_search(self, settings: SearchSettings, is_shared: bool) -> BatchSearch:
-        return OnnxSearch(self, settings, self._one_thread_session() if is_shared else self.session)
+    def _source_spans(self, text: str, prefix: str) -> list[Span | None]:
+        return token_spans(self.tokenizer.encode(prefix + text), prefix)
+
+    def _open_search(self, settings: SearchSettings, alignments: bool, is_shared: bool) -> BatchSearch:
+        if alignments:
+            self._check_attention(settings)
+        return OnnxSearch(self, settings, alignments, self._one_thread_session() if is_shared else self.session)
+
+    def _check_attention(self, settings: SearchSettings) -> None:
+        """Raise InputError unless the graph returns the attention of the translations."""
+        if ATTENTION not in {output.name for output in self.session.get_outputs()}:
+            raise InputError(
+                "the ONNX graph has no output cross_attentions, which alignments need; export the model with "
+                "`vaswani-transformer export onnx MODEL NEW_FOLDER --attention`, or use the torch backend"
+            )
+        if settings.num_return_sequences > 1:
+            raise InputError(
+                f"num_return_sequences is {settings.num_return_sequences}, but an ONNX graph returns the attention of "
+                "the best translation only; use the torch backend for alignments of others"
+            )
 
     def _one_thread_session(self) -> Any:
         """Return a session whose operators use one thread, which the workers share.
@@ -227,17 +258,30 @@ class OnnxSearch(BatchSearch):
 
     blocks_signals = True
 
-    def __init__(self, translator: OnnxTranslator, settings: SearchSettings, session: Any):
+    def __init__(self, translator: OnnxTranslator, settings: SearchSettings, alignments: bool, session: Any):
         import onnxruntime
 
         self.translator, self.session, self.settings = translator, session, settings
+        self.outputs = (*RESULTS, ATTENTION) if alignments else RESULTS
         self.options = onnxruntime.RunOptions()
         self.options.log_severity_level = 4  # stop() is no error
 
     def run(self, sources: Sources) -> Found:
         input_ids, mask = map(np.array, pad_rows(sources, self.translator.pad))
-        sequences, scores = self.translator._run(self.session, input_ids, mask, self.settings, self.options)
-        return sequences.tolist(), scores.tolist()
+        sequences, scores, *attention = self.translator._run(
+            self.session, input_ids, mask, self.settings, self.options, self.outputs
+        )
+        found = Found(sequences.tolist(), scores.tolist())
+        return found._replace(attention=self._attend(sources, found.sequences, *attention)) if attention else found
+
+    def _attend(self, sources: Sources, sequences: list[list[list[int]]], attention: np.ndarray) -> list[list[Any]]:
+        """Return the attention of the tokens, as in `Found`.  attention: (batch, layers, heads, length, source)"""
+        pad, heads = self.translator.pad, self.translator.alignment_heads or default_heads(*attention.shape[1:3])
+        lengths = [sum(token != pad for token in row) for (row,) in sequences]
+        return [
+            [attention_of_heads(weights[:, :, : max(length, 1), : len(source)], heads)]
+            for weights, length, source in zip(attention, lengths, sources, strict=True)
+        ]
 
     def stop(self) -> None:
         self.options.terminate = True

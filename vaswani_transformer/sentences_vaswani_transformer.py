@@ -146,7 +146,8 @@ class LanguageTokens:
     def missing(self) -> str:
         """Return what a text without a token lacks, and the remedy."""
         some = ", ".join(self.tokens[:20]) + (f" and {len(self.tokens) - 20} more" if len(self.tokens) > 20 else "")
-        return f"no language token, which this model needs: begin it with {some}, or give target_language"
+        known = f"begin it with {some}, or give --target-language (target_language in Python)"
+        return f"no language token, which this model needs: {known}"
 
 
 # ---- ends of sentences -----------------------------------------------------------------------------------------------
@@ -329,6 +330,7 @@ class Piece(NamedTuple):
     ids: list[int]  # token ids, ending in </s>; empty after the last sentence of a text that does not end there
     text: str
     is_cut: bool  # whether it is a part of a sentence
+    prefix: str = ""  # of the ids: the language token, which `text` does not have
 
 
 def split_text(
@@ -360,7 +362,7 @@ def split_text(
             if piece.ids:
                 if prefix is None:
                     raise MissingLanguage(languages.missing())
-                yield piece._replace(copied=copied)
+                yield piece._replace(copied=copied, prefix=prefix)
                 copied = ""
     if not is_complete:
         yield Piece(copied, [], "", False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Sequence
@@ -10,16 +11,31 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from .beam_search import beam_search
-from .cached_decoder import CachedDecoder
+from .alignments import (
+    AlignedPart,
+    Alignment,
+    HeadScores,
+    Reference,
+    Span,
+    align_text,
+    attention_by_step,
+    attention_of_heads,
+    choose_heads,
+    default_heads,
+    token_spans,
+    word_probabilities,
+)
+from .beam_search import MASKED, beam_search
+from .cached_decoder import CachedDecoder, memory_keys_and_values
 from .errors import InputError, as_input_errors
 from .hub_files import find_folder
 from .loading import load_model, wrap_tokenizer
-from .model_folder import ModelFolder
+from .model_folder import AlignmentHead, ModelFolder, parse_alignment_heads, read_json_object, write_json
 from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration, target_vocab_size
 from .search_vaswani_transformer import SearchSettings, check_number, refuse_settings_of_generate
 from .sentences_vaswani_transformer import TARGET_TOKENIZER, LanguageTokens, choose_cleaning
@@ -91,8 +107,10 @@ class TorchTranslator(Translator):
         with as_input_errors():
             refuse_settings_of_generate(settings)
             self.search = SearchSettings.from_generation_config(settings)
+            self.alignment_heads = parse_alignment_heads(settings, vars(model.config))
         self.trained_length = settings.get("max_source_length")
         self.positions, self.pad = model.config.learned_positions, cast(int, model.config.pad_token_id)
+        self.end = cast(int, model.config.eos_token_id)
         self.target_vocabulary = target_vocab_size(model.config)
 
     @classmethod
@@ -138,8 +156,19 @@ class TorchTranslator(Translator):
     def _count_cores(self) -> int | None:
         return torch.get_num_threads() if self.model.device.type == "cpu" else None
 
-    def _open_search(self, settings: SearchSettings, is_shared: bool) -> BatchSearch:
-        return TorchSearch(self, settings, is_shared)
+    def _source_spans(self, text: str, prefix: str) -> list[Span | None]:
+        return self._spans(self.tokenizer, text, prefix)
+
+    def _spans(self, tokenizer: PreTrainedTokenizerFast, text: str, prefix: str = "") -> list[Span | None]:
+        (encoding,) = cast(Any, tokenizer([prefix + text], verbose=False)).encodings
+        return token_spans(encoding, prefix)
+
+    def _alignment_heads(self) -> Sequence[AlignmentHead]:
+        config = self.model.config
+        return self.alignment_heads or default_heads(config.decoder_layers, config.decoder_attention_heads)
+
+    def _open_search(self, settings: SearchSettings, alignments: bool, is_shared: bool) -> BatchSearch:
+        return TorchSearch(self, settings, alignments, is_shared)
 
     def score(
         self,
@@ -156,13 +185,134 @@ class TorchTranslator(Translator):
         Raises InputError if the numbers of texts differ or a text has more tokens than 5,000 or the model's positions,
         and NotFiniteError naming the translation with a log-probability that is not finite.
         """
+        sources, source_ids, target_ids, batches = self._encode_pairs(sources, targets, batch_tokens, target_language)
+        decodings: dict[int, ForcedDecoding] = {}
+        with show_progress(progress, "scoring", len(sources)) as advance:
+            for batch in batches:
+                forced = self._log_probabilities([source_ids[i] for i in batch], [target_ids[i] for i in batch])
+                for i, log_probabilities in zip(batch, forced, strict=True):
+                    if not all(map(math.isfinite, log_probabilities)):
+                        raise NotFiniteError(i, "target")
+                    decodings[i] = ForcedDecoding(target_ids[i], log_probabilities)
+                advance(len(batch))
+        return [decodings[i] for i in range(len(sources))]
+
+    def align(
+        self,
+        sources: str | Sequence[str],
+        targets: str | Sequence[str],
+        *,
+        batch_tokens: int = 8192,
+        target_language: str | None = None,
+        progress: bool = False,
+    ) -> list[Alignment]:
+        """Align the words of given translations, as `find_hypotheses` aligns its own; no text is split.
+
+        Returns for each pair and each word of `target.split()` the probabilities of the words of `source.split()`, best
+        first. Raises InputError as `score` does.
+        """
+        sources, targets = as_texts(sources, "source"), as_texts(targets, "target")
+        heads = self._alignment_heads()
+        return [
+            align_text(source, target, [part._replace(attention=attention_of_heads(part.attention, heads))])
+            for source, target, part in zip(
+                sources, targets, self.attend(sources, targets, batch_tokens, target_language, progress), strict=True
+            )
+        ]
+
+    def choose_heads(
+        self,
+        sources: list[str],
+        targets: list[str],
+        references: list[Reference],
+        batch_tokens: int = 8192,
+        target_language: str | None = None,
+        progress: bool = False,
+    ) -> HeadScores:
+        """Choose the heads that align pairs most like the references, and use them for alignments from now on.
+
+        `record_alignment_heads` writes them to the model's folder, and so does `model.save_pretrained`. Raises
+        InputError as `score` does, and if the references have no links.
+        """
+        parts = self.attend(sources, targets, batch_tokens, target_language, progress)
+        found = choose_heads(
+            (
+                word_probabilities(source, target, part._replace(attention=attention_by_step(part.attention)))
+                for source, target, part in zip(sources, targets, parts, strict=True)
+            ),
+            references,
+            (self.model.config.decoder_layers, self.model.config.decoder_attention_heads),
+        )
+        self.alignment_heads = found.heads
+        generation_config: Any = self.model.generation_config  # save_pretrained() writes its further attributes, too
+        generation_config.alignment_heads = [list(head) for head in found.heads]
+        return found
+
+    def record_alignment_heads(self) -> Path:
+        """Write the chosen heads to generation_config.json of the folder that the model was loaded from."""
+        assert self.folder is not None, "the model was not loaded from a folder; call model.save_pretrained()"
+        path, generation_config = self.folder / "generation_config.json", self.model.generation_config.to_dict()
+        # Of a file, nothing else changes; without one, the defaults would change if it held only the heads.
+        content = read_json_object(path) if path.exists() else json.loads(self.model.generation_config.to_json_string())
+        write_json(path, content | {"alignment_heads": generation_config["alignment_heads"]})
+        return path
+
+    def attend(
+        self,
+        sources: list[str],
+        targets: list[str],
+        batch_tokens: int = 8192,
+        target_language: str | None = None,
+        progress: bool = False,
+    ) -> list[AlignedPart]:
+        """Return each pair with its tokens and the attention of every head, (layers, heads, target, source)."""
+        encoded, source_ids, target_ids, batches = self._encode_pairs(sources, targets, batch_tokens, target_language)
+        decoder, parts = CachedDecoder(self.model), dict[int, AlignedPart]()
+        with show_progress(progress, "aligning", len(sources)) as advance:
+            for batch in batches:
+                found = self._attention(decoder, [source_ids[i] for i in batch], [target_ids[i] for i in batch])
+                for i, attention in zip(batch, found, strict=True):
+                    source, target = self.clean(sources[i]), targets[i]
+                    source_spans = self._source_spans(source, encoded[i].removesuffix(source))
+                    target_spans = self._spans(self.target_tokenizer, target)
+                    parts[i] = AlignedPart("", source, target, source_spans, target_spans, attention)
+                advance(len(batch))
+        return [parts[i] for i in range(len(sources))]
+
+    @torch.inference_mode()
+    def _attention(
+        self, decoder: CachedDecoder, sources: list[list[int]], targets: list[list[int]]
+    ) -> list[np.ndarray]:
+        """Return the cross-attention of each pair, (layers, heads, target, source)."""
+        model, batch, tokens = self.model, self._batch(sources), self._batch(targets)["input_ids"]
+        states = model.model.encoder(**batch).last_hidden_state
+        memory_bias = ((1 - batch["attention_mask"]).float() * MASKED)[:, None, None]
+        start = torch.full_like(tokens[:, :1], model.config.decoder_start_token_id)
+        place = torch.arange(tokens.shape[1], device=tokens.device)
+        causal = ((place[:, None] < place).float() * MASKED)[None]
+        encoding = model.model.decoder.positional_encoding(0, len(place), tokens.device)
+        memory = memory_keys_and_values(model.model.decoder, states)
+        decoded = decoder(torch.cat((start, tokens[:, :-1]), dim=1), encoding, [], [], causal, *memory, memory_bias)
+        attention = torch.stack(decoded.cross_attentions, dim=1).float().cpu().numpy()
+        return [
+            weights[:, :, : len(target), : len(source)]
+            for weights, source, target in zip(attention, sources, targets, strict=True)
+        ]
+
+    def _encode_pairs(
+        self, sources: str | Sequence[str], targets: str | Sequence[str], batch_tokens: int, target_language: str | None
+    ) -> tuple[list[str], list[list[int]], list[list[int]], list[list[int]]]:
+        """Return the cleaned sources with their language tokens, the token ids of both sides, and the batches.
+
+        A batch holds the indices of its pairs. Raises InputError.
+        """
         sources, targets = as_texts(sources, "source"), as_texts(targets, "target")
         if len(sources) != len(targets):
             raise InputError(f"{len(sources)} sources and {len(targets)} targets: each source needs its translation")
         with as_input_errors():
             batch_tokens = check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
         if not sources:
-            return []
+            return [], [], [], []
         sources = self.add_language(list(map(self.clean, sources)), target_language, "source")
         source_ids = cast(list[list[int]], self.tokenizer(sources, verbose=False)["input_ids"])
         target_ids = cast(list[list[int]], self.target_tokenizer(text_target=targets, verbose=False)["input_ids"])
@@ -178,16 +328,7 @@ class TorchTranslator(Translator):
         lengths = [
             max(len(source), len(target) * logits) for source, target in zip(source_ids, target_ids, strict=True)
         ]
-        decodings: dict[int, ForcedDecoding] = {}
-        with show_progress(progress, "scoring", len(sources)) as advance:
-            for batch in batches_by_length(lengths, batch_tokens):
-                forced = self._log_probabilities([source_ids[i] for i in batch], [target_ids[i] for i in batch])
-                for i, log_probabilities in zip(batch, forced, strict=True):
-                    if not all(map(math.isfinite, log_probabilities)):
-                        raise NotFiniteError(i, "target")
-                    decodings[i] = ForcedDecoding(target_ids[i], log_probabilities)
-                advance(len(batch))
-        return [decodings[i] for i in range(len(sources))]
+        return sources, source_ids, target_ids, list(batches_by_length(lengths, batch_tokens))
 
     @torch.inference_mode()
     def _log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[list[float]]:
@@ -205,8 +346,9 @@ class TorchTranslator(Translator):
 class TorchSearch(BatchSearch):
     """Runs a TorchTranslator's search, on one CPU thread in each of several threads if it is shared."""
 
-    def __init__(self, translator: TorchTranslator, settings: SearchSettings, is_shared: bool):
-        self.translator, self.settings, self.is_shared, self.is_stopped = translator, settings, is_shared, False
+    def __init__(self, translator: TorchTranslator, settings: SearchSettings, alignments: bool, is_shared: bool):
+        self.translator, self.settings, self.alignments = translator, settings, alignments
+        self.is_shared, self.is_stopped = is_shared, False
         self.decoder = CachedDecoder(
             translator.model
         )  # copies weights, which the model may change before the next call
@@ -223,7 +365,17 @@ class TorchSearch(BatchSearch):
                 self.translator.model, batch["input_ids"], batch["attention_mask"], self.settings, self.decoder
             )
         sequences, scores = (tensor.tolist() for tensor in found)
-        return sequences, scores
+        return Found(sequences, scores, self._attend(sources, sequences) if self.alignments else None)
+
+    def _attend(self, sources: Sources, sequences: list[list[list[int]]]) -> list[list[Any]]:
+        """Return the attention of the tokens of each hypothesis, as in `Found`."""
+        translator, slots = self.translator, len(sequences[0])
+        pairs = [(source, row) for source, rows in zip(sources, sequences, strict=True) for row in rows]
+        tokens = [[token for token in row if token != translator.pad] or row[:1] for _, row in pairs]
+        heads = translator._alignment_heads()
+        found = translator._attention(self.decoder, [source for source, _ in pairs], tokens)
+        attention = [attention_of_heads(weights, heads) for weights in found]
+        return [attention[i : i + slots] for i in range(0, len(attention), slots)]
 
     def _check(self, *_: Any) -> None:
         if self.is_stopped:

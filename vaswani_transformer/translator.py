@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from .doubts import Doubt, find_reasons
 from .errors import BrokenFileError, InputError, as_input_errors
 from .lines import check_unicode
+from .model_folder import AlignmentHead
 from .search_vaswani_transformer import SearchSettings, check_number
 from .sentences_vaswani_transformer import (
     LanguageTokens,
@@ -31,6 +32,7 @@ from .sentences_vaswani_transformer import (
 from .workers import BatchSearch, Found, Workers
 
 if TYPE_CHECKING:  # imported where they are used: either backend works without the other
+    from .alignments import Alignment, Span
     from .onnx_translator import OnnxTranslator
     from .torch_translator import TorchTranslator
 
@@ -51,11 +53,29 @@ class Hypothesis:
     """A translation, its score log P(Y | X) / ((5 + |Y|) / 6)^alpha, and its token ids, </s> included.
 
     For a text that was split, scores are summed and tokens concatenated over its parts.
+
+    alignment: for each word of `text.split()`, the probabilities of the words of the source's `split()` by their
+        indices, best first; None unless it was requested
+    attention: of the tokens of a part, (target, source); only while the parts are joined
     """
 
     text: str
     score: float
     tokens: list[int]
+    alignment: "Alignment | None" = None
+    attention: Any = field(default=None, compare=False)
+
+    @property
+    def links(self) -> list[tuple[int, int]]:
+        """Each target word's most probable source word: (source, target), in the order of the translation.
+
+        A word that attends most to the end of the sentence has none. Raises InputError without an alignment.
+        """
+        if self.alignment is None:
+            raise InputError("the hypothesis has no alignment; call find_hypotheses(..., alignments=True)")
+        from .alignments import find_links
+
+        return find_links(self.alignment)
 
     def __repr__(self) -> str:
         return f"<{self.text!r}, score {self.score:.4f}, {len(self.tokens)} tokens>"
@@ -90,7 +110,7 @@ NOTHING = Hypothesis("", 0.0, [])  # the translation of what is only copied
 class Chunk:
     """Texts whose translation has begun."""
 
-    texts: int  # number of texts
+    texts: list[str]
     parts: "list[Part]"
     batches: list[list[int]]  # indices of parts
     searched: Iterator[Found]  # for each batch
@@ -105,6 +125,7 @@ class Part:
     copied: str  # what stands between the previous part and this one
     text: str
     is_cut: bool  # whether it is a part of a sentence
+    prefix: str  # of the tokens, which `text` does not have: a language token
 
 
 class Translator(ABC):
@@ -119,6 +140,8 @@ class Translator(ABC):
     trained_length: int | None  # tokens of the longest source sentence of the training; None: unknown
     positions: int | None  # number of learned positions; None: no maximum
     pad: int
+    end: int  # </s>
+    alignment_heads: Sequence[AlignmentHead] | None  # of generation_config.json
     target_vocabulary: int  # number of the decoder's tokens
     languages: LanguageTokens  # of the source tokenizer
     clean: Callable[[str], str]  # what the source tokenizer needs before a text is tokenized: see choose_cleaning
@@ -200,24 +223,32 @@ class Translator(ABC):
         """Return the text of token ids, without special tokens."""
 
     @abstractmethod
-    def _open_search(self, settings: SearchSettings, is_shared: bool) -> BatchSearch:
+    def _source_spans(self, text: str, prefix: str) -> "list[Span | None]":
+        """Return the characters of each token of `prefix + text` in the text, None for other tokens."""
+
+    @abstractmethod
+    def _open_search(self, settings: SearchSettings, alignments: bool, is_shared: bool) -> BatchSearch:
         """Return a search for at most `num_return_sequences` hypotheses of each source, best first.
 
-        is_shared: whether several threads will run it at the same time
+        alignments: whether it returns the attention of their tokens;  is_shared: whether several threads will run it at
+            the same time
         """
 
     @abstractmethod
     def _count_cores(self) -> int | None:
         """Return the number of CPU cores for searches; None on a GPU, which one search at a time keeps busy."""
 
-    def _hypotheses(self, sequences: list[list[list[int]]], scores: list[list[float]]) -> list[list[Hypothesis]]:
-        """Convert the search's token ids (batch, n, length) and scores (batch, n); skip empty slots."""
-        found = []
-        for rows, row_scores in zip(sequences, scores, strict=True):
+    def _hypotheses(self, found: Found) -> list[list[Hypothesis]]:
+        """Convert what a search has found; skip empty slots."""
+        hypotheses = []
+        attention = found.attention or [[None] * len(scores) for scores in found.scores]
+        for rows, *others in zip(found.sequences, found.scores, attention, strict=True):
             stripped = [[token for token in row if token != self.pad] for row in rows]
-            pairs = zip(stripped, row_scores, strict=True)
-            found.append([Hypothesis(self._decode(row), score, row) for row, score in pairs if row])
-        return found
+            slots = zip(stripped, *others, strict=True)
+            hypotheses.append(
+                [Hypothesis(self._decode(row), score, row, attention=weights) for row, score, weights in slots if row]
+            )
+        return hypotheses
 
     def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
         """Translate texts by beam search (section 6.1); text without a letter or digit is copied.
@@ -243,6 +274,7 @@ class Translator(ABC):
         progress: bool = False,
         doubts: list[Doubt] | None = None,
         warn_ratio: float | None = None,
+        alignments: bool = False,
         workers: int | None = None,
         **search: Any,
     ) -> list[list[Hypothesis]]:
@@ -261,6 +293,7 @@ class Translator(ABC):
         progress: show progress bars on stderr.
         doubts: a list to which the parts with a doubtful best translation are added: empty, a loop, a cut sentence.
         warn_ratio: also those with fewer target than source tokens times this number.
+        alignments: align the words of the translations with those of the texts: `alignment` and `links` of the results.
         workers: number of batches that are searched at the same time, each on one CPU thread; memory grows with it. 1
             uses all threads inside each operator, as does any text that fits into one batch. Translations do not depend
             on it. Default: the number of threads, or 1 on a GPU.
@@ -271,7 +304,7 @@ class Translator(ABC):
         """
         options = {"batch_tokens": batch_tokens, "workers": workers, "progress": progress, "doubts": doubts}
         options |= {"max_source_length": max_source_length, "split_sentences": split_sentences}
-        options["target_language"] = target_language
+        options |= {"target_language": target_language, "alignments": alignments}
         (found,) = self.find_in_chunks([texts], warn_ratio=warn_ratio, **options, **search)
         return found
 
@@ -287,6 +320,7 @@ class Translator(ABC):
         progress: bool = False,
         doubts: list[Doubt] | None = None,
         warn_ratio: float | None = None,
+        alignments: bool = False,
         workers: int | None = None,
         **search: Any,
     ) -> Generator[list[list[Hypothesis]]]:
@@ -311,7 +345,7 @@ class Translator(ABC):
                     cut = (limit, self._encode, split_sentences, self.clean, self.languages, target_language)
                     try:
                         for piece in split_text(text, *cut):
-                            parts.append(Part(number, piece.ids, piece.copied, piece.text, piece.is_cut))
+                            parts.append(Part(number, piece.ids, piece.copied, piece.text, piece.is_cut, piece.prefix))
                             advance(1)
                     except MissingLanguage as error:
                         raise MissingLanguageError(number, "text", str(error)) from None
@@ -321,20 +355,20 @@ class Translator(ABC):
             largest = batch_tokens if cores is None else divide_evenly(sum(lengths), batch_tokens)
             batches = [[sources[i] for i in batch] for batch in batches_by_length(lengths, largest)]
             searched = pool.start([[parts[i].source for i in batch] for batch in batches])
-            return Chunk(len(texts), parts, batches, searched)
+            return Chunk(texts, parts, batches, searched)
 
         def finish(chunk: Chunk) -> list[list[Hypothesis]]:
             parts = chunk.parts
             found: list[list[Hypothesis]] = [[] for _ in parts]
             with show_progress(progress, "translating", sum(map(len, chunk.batches))) as advance:
-                for batch, (sequences, scores) in zip(chunk.batches, chunk.searched, strict=True):
-                    for i, hypotheses in zip(batch, self._hypotheses(sequences, scores), strict=True):
+                for batch, of_batch in zip(chunk.batches, chunk.searched, strict=True):
+                    for i, hypotheses in zip(batch, self._hypotheses(of_batch), strict=True):
                         if not hypotheses or not all(math.isfinite(hypothesis.score) for hypothesis in hypotheses):
                             raise NotFiniteError(parts[i].text_index, "text")
                         found[i] = hypotheses
                     advance(len(batch))
 
-            translations: list[list[Hypothesis]] = [[] for _ in range(chunk.texts)]
+            translations: list[list[Hypothesis]] = [[] for _ in chunk.texts]
             for part, hypotheses in zip(parts, found, strict=True):
                 so_far = translations[part.text_index]
                 translations[part.text_index] = join_hypotheses(so_far, part.copied, hypotheses)
@@ -342,11 +376,38 @@ class Translator(ABC):
                     best = hypotheses[0]
                     reasons = find_reasons(part.source, best.tokens, part.text, best.text, part.is_cut, warn_ratio)
                     doubts.extend(Doubt(part.text_index, reason, part.text, best.text) for reason in reasons)
-            return translations
+            return self._align(chunk.texts, parts, found, translations) if alignments else translations
 
-        with Workers(partial(self._open_search, settings), workers) as pool:
+        with Workers(partial(self._open_search, settings, alignments), workers) as pool:
             begun = map(begin, chunks)
             yield from map(finish, take_ahead(begun) if look_ahead else begun)
+
+    def _align(
+        self,
+        texts: list[str],
+        parts: list[Part],
+        found: list[list[Hypothesis]],
+        translations: list[list[Hypothesis]],
+    ) -> list[list[Hypothesis]]:
+        """Return the translations with their alignments.  found: the hypotheses of each part, with their attention"""
+        from .alignments import AlignedPart, align_text, decoded_spans
+
+        of_text: list[list[list[AlignedPart]]] = [[[] for _ in hypotheses] for hypotheses in translations]
+        for part, hypotheses in zip(parts, found, strict=True):
+            source_spans = self._source_spans(part.text, part.prefix) if part.source else []
+            # The tokens of a part that was truncated are its first ones and </s>.
+            source_spans = [*source_spans[: max(len(part.source) - 1, 0)], *source_spans[-1:]]
+            for rank, aligned in enumerate(of_text[part.text_index]):
+                best = hypotheses[rank] if part.source else NOTHING
+                spans = decoded_spans(self._decode, best.tokens, self.end)
+                aligned.append(AlignedPart(part.copied, part.text, best.text, source_spans, spans, best.attention))
+        return [
+            [
+                replace(hypothesis, alignment=align_text(text, hypothesis.text, aligned))
+                for hypothesis, aligned in zip(hypotheses, ranks, strict=True)
+            ]
+            for text, hypotheses, ranks in zip(texts, translations, of_text, strict=True)
+        ]
 
 
 def take_ahead(items: Iterable[Item]) -> Iterator[Item]:

@@ -8,11 +8,17 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 Sources = list[list[int]]  # of a batch, as token ids
-# Of each source in a batch: the token ids (n, length) and the scores (n) of its hypotheses.
-Found = tuple[list[list[list[int]]], list[list[float]]]
+
+
+class Found(NamedTuple):
+    """The hypotheses of each source in a batch, best first."""
+
+    sequences: list[list[list[int]]]  # token ids, (batch, n, length)
+    scores: list[list[float]]  # (batch, n)
+    attention: list[list[Any]] | None = None  # of the tokens of each: (target, source), if it was requested
 
 
 class BatchSearch(ABC):

@@ -5,11 +5,13 @@ from ..toolkit import READERS, WRITERS
 from . import (
     annotated_transformer,
     ctranslate2,
+    eole,
     fairseq,
     hugging_face,
     joeynmt,
     marian,
     opennmt_py,
+    pytorch_seq2seq,
     sockeye,
     tensor2tensor,
     torch_nn_transformer,

@@ -14,7 +14,7 @@ from ..layout import SOURCE, TARGET
 from ..options import Options, Reasons
 from ..rename import expand_layers, expand_table, infer_sizes, select_weights
 from ..toolkit import Description, register_reader
-from .torch_nn_transformer import read_word_lists
+from .torch_nn_transformer import TORCH_FILES, read_word_lists
 
 EPSILON = 1e-12
 NOTEBOOK_HEADS = 8
@@ -34,7 +34,10 @@ LAYERS = {
 
 
 @register_reader(
-    "annotated-transformer", ["*.pt"], packages=["__main__"], recognise_content=lambda content: FIRST_WEIGHT in content
+    "annotated-transformer",
+    TORCH_FILES,
+    packages=["__main__"],
+    recognise_content=lambda content: FIRST_WEIGHT in content,
 )
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a state_dict and, if it is there, a config.json with `h` and `dropout`."""

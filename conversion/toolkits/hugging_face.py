@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import FSMTForConditionalGeneration, MarianMTModel, PreTrainedModel
+from transformers import FSMTForConditionalGeneration, MarianMTModel, MarianTokenizer, PreTrainedModel
 
 from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.model_folder import TOKENIZER_FILES, read_json_object
+from vaswani_transformer.search_vaswani_transformer import ONLY_IN_GENERATE, REPETITION
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
 from ..checkpoint_files import load_checkpoint, require_file
@@ -29,7 +30,7 @@ from ..options import RATES, Options, Reasons, expand, map_sizes
 from ..rename import Rule, expand_layers, expand_table, find_first, rename_to_theirs, select_weights
 from ..segmentation import SentencePieceModel, build_bpe_tokenizer, read_codes
 from ..toolkit import Description, count_embeddings, explain_penalty, register_reader, register_writer
-from ..vocabulary import SIDES, Vocabulary, number_tokens, read_token_ids
+from ..vocabulary import SIDES, Reference, Vocabulary, number_tokens, read_token_ids
 from .fairseq import EPSILON, LAYERS, OFFSET
 
 SIZES = ("d_model", "{encoder,decoder}_layers", "{encoder,decoder}_attention_heads", "{encoder,decoder}_ffn_dim")
@@ -37,12 +38,12 @@ OFF = "normalize_before normalize_embedding add_final_layer_norm quantization_co
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu", "swish", "quick_gelu")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 PENALTY_NOTE = explain_penalty("transformers", "log P / L^length_penalty")
+DEFAULT_SEARCH = {"num_beams": 1, "length_penalty": 1.0, "early_stopping": False}  # of transformers
 THEIR_SHARED = "model.shared.weight"
 ENCODER_EMBEDDING, DECODER_EMBEDDING = expand("model.{encoder,decoder}.embed_tokens.weight")
 MARIAN_NOTES = [
     PENALTY_NOTE,
     "The sinusoids are those of Hugging Face's MarianMTModel, which differ from Marian's.",
-    "MarianTokenizer normalises punctuation if sacremoses is installed; tokenizer.json does not.",
 ]
 FSMT_EMBEDDINGS = {
     "model.encoder.embed_tokens.weight": SOURCE,
@@ -85,6 +86,33 @@ def read_model(
     return options, select_weights(weights, reasons), config | {"layer_norm_eps": EPSILON}
 
 
+def read_search(folder: Path, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings of `generate()` for our generation_config.json, and notes about those that it lacks.
+
+    Before transformers 4.27 they were in config.json.
+    """
+    file = folder / "generation_config.json"
+    settings = {name: value for name, value in options.items() if value is not None}
+    settings |= read_json_object(file) if file.exists() else {}
+    if not settings.get("num_beams"):  # no settings at all
+        return {}, []
+    search = {name: settings.get(name, default) for name, default in DEFAULT_SEARCH.items()}
+    limits = ("max_new_tokens", "min_new_tokens", *REPETITION)
+    search |= {name: settings[name] for name in limits if settings.get(name) not in (None, REPETITION.get(name, 0))}
+    if "max_new_tokens" not in search and settings.get("max_length"):
+        search["max_new_tokens"] = settings["max_length"] - 1  # without the start token
+    words = settings.pop("bad_words_ids", None) or []
+    search["suppress_tokens"] = [word[0] for word in words if len(word) == 1]
+    settings.pop("forced_eos_token_id", None)  # the last token of an output that reaches its limit
+    lost = [
+        f"{name} {settings[name]}"
+        for name, neutral in ONLY_IN_GENERATE.items()
+        if settings.get(name) not in (None, neutral)
+    ]
+    lost += [f"bad_words_ids {word}" for word in words if len(word) > 1]
+    return search, [f"The search here does not have the checkpoint's {', '.join(lost)}."] if lost else []
+
+
 def make_layer_rules(config: Mapping[str, Any]) -> list[Rule]:
     """Return the rules of the layers: fairseq's names after `model.`."""
     return expand_layers(config, "model.{encoder,decoder}.layers.#.", LAYERS)
@@ -113,7 +141,8 @@ def read_fsmt(path: Path, reasons: Reasons) -> Description:
     tied = list(FSMT_EMBEDDINGS) if options.get("tie_word_embeddings", False) else []
     rules = [Rule(find_first(tensors, theirs, *tied), ours) for theirs, ours in FSMT_EMBEDDINGS.items()]
     rules += make_layer_rules(config)
-    notes = [PENALTY_NOTE, MOSES_NOTE]
+    search, lost = read_search(path.parent, options)
+    notes = [PENALTY_NOTE, MOSES_NOTE, *lost]
     tables = {rule.theirs: tensors[rule.theirs].clone() for rule in FSMT_TABLES if rule.theirs in tensors}
     for table in tables.values():
         table[OFFSET - 1] = TENSOR2TENSOR.table(OFFSET, config["d_model"])[-1]  # row 1, the padding's, is zeros
@@ -134,6 +163,7 @@ def read_fsmt(path: Path, reasons: Reasons) -> Description:
         TENSOR2TENSOR,
         unscaled=unscaled,
         notes=notes,
+        search=search,
         kept={"source_lang": source_lang, "target_lang": target_lang},
         reference=partial(compute_logits, FSMTForConditionalGeneration),
     )
@@ -176,6 +206,7 @@ def read_marian(path: Path, reasons: Reasons) -> Description:
     if ENCODER_EMBEDDING in tensors and DECODER_EMBEDDING in tensors:
         tensors.pop(THEIR_SHARED, None)  # saved although neither side uses it
     scaled = bool(options.get("scale_embedding", False))
+    search, lost = read_search(path.parent, options)
     return Description(
         tensors,
         rules,
@@ -183,7 +214,8 @@ def read_marian(path: Path, reasons: Reasons) -> Description:
         read_marian_vocabulary(path.parent, options, count_embeddings(tensors, rules)),
         CONCATENATED,
         unscaled=() if scaled else (SOURCE, TARGET),
-        notes=MARIAN_NOTES,
+        notes=[*MARIAN_NOTES, *lost],
+        search=search,
         kept={"config": dict(options), "scale_embedding": scaled},
         reference=partial(compute_logits, MarianMTModel),
     )
@@ -210,7 +242,15 @@ def read_marian_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[
             continue
         vocabulary.files.append(model)
         vocabulary.tokenizers[side] = SentencePieceModel.read(model).build_tokenizer(vocabulary, side)
+        vocabulary.references[side] = Reference("MarianTokenizer", partial(encode_as_marian, folder, side))
     return vocabulary
+
+
+def encode_as_marian(folder: Path, side: str, texts: list[str]) -> list[list[int]]:
+    """Return the ids that MarianTokenizer gives to the texts of one side. It needs sentencepiece."""
+    tokenizer = MarianTokenizer.from_pretrained(folder, local_files_only=True)
+    encoded = tokenizer(texts) if side == "source" else tokenizer(text_target=texts)
+    return encoded["input_ids"]
 
 
 # ---- from our model to transformers ------------------------------------------------------------------------------

@@ -101,6 +101,8 @@ def read(path: Path, reasons: Reasons) -> Description:
     arrays = read_npz(path)
     text = read_configuration(path, arrays.pop(CONFIG, None))
     options = Options(parse_yaml(text, path), reasons, as_flags=True)
+    if options.get("transformer-decoder-autoreg") == "rnn":
+        reasons.add_setting("its decoder is an SSRU, as in students of Bergamot and Firefox, not self-attention")
     options.require(SUPPORTED, OFF)
     config = options.read_sizes(SIZES)
     final_norms = "n" in str(options.get("transformer-postprocess-top", ""))
@@ -126,8 +128,24 @@ def read(path: Path, reasons: Reasons) -> Description:
     unscaled = (SOURCE, TARGET) if learned else ()
     notes = [PENALTY_NOTE, PRE_NORM_NOTE] if config["norm_position"] == "pre" else [PENALTY_NOTE]
     return Description(
-        tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=notes, kept={"model_yml": text}
+        tensors,
+        rules,
+        config,
+        vocabulary,
+        TENSOR2TENSOR,
+        unscaled=unscaled,
+        notes=notes,
+        search=read_search(path),
+        kept={"model_yml": text},
     )
+
+
+def read_search(path: Path) -> dict[str, Any]:
+    """Return the settings in decoder.yml for our generation_config.json."""
+    file = path.with_name(path.name + ".decoder.yml")
+    settings = read_yaml(file) if file.exists() else {}
+    names = {"beam-size": "num_beams", "normalize": "length_penalty"}
+    return {ours: settings[theirs] for theirs, ours in names.items() if isinstance(settings.get(theirs), int | float)}
 
 
 def read_configuration(path: Path, inside: np.ndarray | None) -> str:
@@ -191,6 +209,8 @@ def read_vocabulary(path: Path, options: Mapping[str, Any], rows: list[int]) -> 
         vocabulary.tokenizers[side] = (
             model.build_tokenizer(vocabulary, side) if model else build_word_tokenizer(vocabulary, side)
         )
+        if model:
+            vocabulary.references[side] = model.make_reference(vocabulary, side)
     return vocabulary
 
 

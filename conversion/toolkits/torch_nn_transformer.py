@@ -34,6 +34,7 @@ from ..segmentation import add_tokenizers
 from ..toolkit import Description, register_reader
 from ..vocabulary import TEXT, Vocabulary, read_both_sides
 
+TORCH_FILES = ["*.pt*", "*.zip"]  # torch.save writes zip files, and some authors name them so
 FIRST_WEIGHT = "encoder.layers.0.self_attn.in_proj_weight"
 FIRST_CROSS_ATTENTION = "decoder.layers.0.multihead_attn.in_proj_weight"  # old fairseq has another name
 SOURCE_NAME = re.compile(r"(src|source|enc|input|in_).*emb|emb.*(src|source|enc)|^src")
@@ -43,6 +44,10 @@ SCALE_ASSUMED = (
     'set "scale_embeddings": false in the config.json next to the checkpoint and convert it again.'
 )
 POSITIONS_ASSUMED = "The checkpoint has no table of positions: the paper's sinusoids are assumed."
+PADDING_NOTE = (
+    "Padding is masked here. A module that was trained and used without padding masks gives other results for padded "
+    "batches; for one sentence at a time they are the same."
+)
 POSITION_NAME = re.compile(r"pos|(^|[._])pe($|[._])")
 SINUSOIDS = (PAPER, CONCATENATED, TENSOR2TENSOR)
 TABLE_ROWS = 1024  # of sinusoids, for the comparison with torch's model
@@ -92,7 +97,7 @@ def remove_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
 
 
-@register_reader("torch-nn-transformer", ["*.pt*"], packages=["__main__"], recognise_content=recognise)
+@register_reader("torch-nn-transformer", TORCH_FILES, packages=["__main__"], recognise_content=recognise)
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a state_dict and the config.json next to it."""
     checkpoint = load_checkpoint(path)
@@ -137,6 +142,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         read_word_lists(path.parent),
         sinusoids or PAPER,
         unscaled=() if options.get("scale_embeddings", True) else (SOURCE, TARGET),
+        notes=[PADDING_NOTE],
         assumptions=assumptions,
         files=[file],
         reference=compute_logits,

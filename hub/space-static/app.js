@@ -173,7 +173,7 @@ function attentionMap({ source, target, weights }) {
     return make("tr", {}, make("th", { scope: "row", textContent: readable(label) }), ...cells);
   });
   const head = make("thead", {}, make("tr", {}, make("td"), ...columns));
-  const table = make("table", { ariaLabel: "Attention of the last layer" }, head, make("tbody", {}, ...rows));
+  const table = make("table", { ariaLabel: "Attention of the translation to the source" }, head, make("tbody", {}, ...rows));
   return make("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: "Attention" }, table);
 }
 

@@ -22,6 +22,7 @@ export class Translator {
     this.hasSettings = session.inputNames.includes("num_beams");
     this.languages = languageTokens(tokenizer.symbols.keys());
     this.limit = defaultSourceLimit(generationConfig.max_source_length, config.max_position_embeddings);
+    this.alignmentHeads = generationConfig.alignment_heads; // [layer, head, offset], written by `choose-heads`
   }
 
   /**
@@ -98,14 +99,20 @@ export class Translator {
     return hypotheses;
   }
 
-  /** The attention of the last layer, averaged over its heads. attentions: (1, layers, heads, length, source) */
+  /**
+   * The attention of the heads by which the model's words are aligned, or else of all heads of the last layer.
+   * attentions: (1, layers, heads, length, source)
+   */
   #attention(source, target, { data, dims: [, layers, heads, length, width] }) {
+    const ofLastLayer = () => Array.from({ length: heads }, (_, head) => [layers - 1, head, 0]);
+    const chosen = this.alignmentHeads ?? ofLastLayer();
     const weight = (row, column) => {
       let sum = 0;
-      for (let head = 0; head < heads; head++) {
-        sum += data[(((layers - 1) * heads + head) * length + row) * width + column];
+      for (const [layer, head, offset] of chosen) {
+        const step = Math.min(row + offset, target.length - 1); // some heads align a word when the decoder reads it
+        sum += data[((layer * heads + head) * length + step) * width + column];
       }
-      return sum / heads;
+      return sum / chosen.length;
     };
     const weights = target.map((_, row) => source.map((_, column) => weight(row, column)));
     const label = (id) => (this.tokenizer.special.has(id) ? this.tokenizer.tokens.get(id) : this.tokenizer.decode([id]));

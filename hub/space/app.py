@@ -61,6 +61,9 @@ LANGUAGES = dict(zip(known.names, known.tokens, strict=True)) if known else {}
 # transformers' defaults for what generation_config.json leaves out.
 BEAMS = model.generation_config.num_beams or 1
 ALPHA = 1.0 if model.generation_config.length_penalty is None else model.generation_config.length_penalty
+# The cross-attention head that is shown first, counted from 1: the one by which words are aligned, if it was chosen.
+ALIGNMENT_HEADS = getattr(model.generation_config, "alignment_heads", None)
+LAYER, HEAD = (number + 1 for number in ALIGNMENT_HEADS[0][:2]) if ALIGNMENT_HEADS else (config.decoder_layers, MEAN)
 
 
 def card_examples() -> list[str]:
@@ -288,16 +291,16 @@ def page() -> gr.Blocks:
             with gr.Column(min_width=0):
                 kind = gr.Radio(kinds, value=kinds[0], label="Attention", elem_id="kind")
                 with gr.Row():
-                    layer = gr.Radio(layers, value=layers[-1], label="Layer", scale=0, min_width=200, elem_id="layer")
-                    head = gr.Radio(heads, value=MEAN, label="Head", min_width=240, elem_id="head")
+                    layer = gr.Radio(layers, value=LAYER, label="Layer", scale=0, min_width=200, elem_id="layer")
+                    head = gr.Radio(heads, value=HEAD, label="Head", min_width=240, elem_id="head")
                 picture = gr.HTML(
-                    heat_map(first_attention, kinds[0], layers[-1], MEAN),
+                    heat_map(first_attention, kinds[0], LAYER, HEAD),
                     js_on_load=(HERE / "heat_map.js").read_text(encoding="utf-8"),
                     apply_default_css=False,
                     elem_id="heat-map",
                 )
         with gr.Accordion("Equation (1), step by step", open=False, elem_id="equation"):
-            walk = gr.HTML(equation(first_attention, kinds[0], layers[-1], MEAN), apply_default_css=False)
+            walk = gr.HTML(equation(first_attention, kinds[0], LAYER, HEAD), apply_default_css=False)
         with gr.Accordion("Positional encoding", open=False, elem_id="encoding"):
             show_positions()
 

@@ -1,0 +1,152 @@
+"""Eole, the successor of OpenNMT-py: a folder with config.json, vocab.json and model.*.safetensors.
+
+Its translation models have OpenNMT-py's architecture under other names. config.json has only the settings that differ
+from the defaults of the version that wrote it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.model_folder import read_json_object
+
+from ..checkpoint_files import load_checkpoint
+from ..layout import OUTPUT, OUTPUT_BIAS, PAPER, SOURCE, TARGET, TENSOR2TENSOR
+from ..options import STACKS, Options, Reasons, flatten_options
+from ..rename import Rule, expand_layers, find_first, select_weights
+from ..segmentation import add_tokenizers
+from ..toolkit import Description, register_reader
+from ..vocabulary import TEXT, Vocabulary, find_common_ids
+
+EPSILON, OLD_EPSILON = 1e-5, 1e-6
+EPSILON_ASSUMED = (
+    f"config.json has no `norm_eps`: {EPSILON:g}, as in current versions of eole. For a model of a version before 0.3, "
+    f'add "norm_eps": {OLD_EPSILON:g} to `model` in the config.json next to the checkpoint and convert it again.'
+)
+NOTES = [
+    "eole ranks hypotheses by log P / L^alpha or, with `length_penalty: wu`, by log P / ((5 + L + 1) / 6)^alpha, "
+    "generate() by log P / ((5 + L) / 6)^alpha: their order can differ.",
+    "The source has no </s>.",
+]
+SINUSOIDS = {"SinusoidalInterleaved": PAPER, "SinusoidalConcat": TENSOR2TENSOR}
+OTHER_POSITIONS = {"Rotary", "Alibi", "Relative"}
+PLACES = ("", "encoder.", "decoder.")  # of a setting inside `model`
+OFF = (
+    "parallel_residual shared_layer_norm ffn_layernorm query_norm key_norm value_norm num_experts sliding_window "
+    "relative_positions_buckets q_gating attn_scaling aan_useffn lambda_align alignment_heads coverage_attn adapter"
+).split()
+SUPPORTED: dict[str, tuple] = {
+    "layer_norm": ("standard", "standardFP32"),
+    "position_encoding_type": tuple(SINUSOIDS),
+    "mlp_activation_fn": ("relu", "gelu", "silu"),
+    "encoder_layer_style": ("standard",),
+    "final_encoder_layer_norm": (True,),
+}
+EMBEDDINGS = {"src_emb.embeddings.weight": SOURCE, "tgt_emb.embeddings.weight": TARGET, "generator.weight": OUTPUT}
+PROJECTIONS = "{linear_query,linear_keys,linear_values,final_linear}.{weight,bias}"
+COMMON = {
+    f"self_attn.{PROJECTIONS}": "self_attn.{q,k,v,out}_proj.{weight,bias}",
+    "mlp.{gate_up_proj,down_proj}.{weight,bias}": "feed_forward.fc{1,2}.{weight,bias}",
+    "{input,post_attention}_layernorm.{weight,bias}": "{self_attn,feed_forward}_norm.{weight,bias}",
+}
+LAYERS = {
+    "encoder": COMMON,
+    "decoder": COMMON
+    | {
+        f"context_attn.{PROJECTIONS}": "cross_attn.{q,k,v,out}_proj.{weight,bias}",
+        "precontext_layernorm.{weight,bias}": "cross_attn_norm.{weight,bias}",
+    },
+}
+# Tables of sinusoids, and a factor of other architectures that is 1 here.
+IGNORED = (r"(src|tgt)_emb\.pe\.pe", r"decoder\.transformer_layers\.\d+\.layer_scalar")
+
+
+def recognise(path: Path) -> bool:
+    if path.name != "config.json":
+        return False
+    try:
+        model = read_json_object(path).get("model")
+    except BrokenFileError:
+        return False
+    return isinstance(model, dict) and "architecture" in model
+
+
+@register_reader("eole", ["config.json"], recognise_file=recognise)
+def read(path: Path, reasons: Reasons) -> Description:
+    """Describe a folder; path: its config.json"""
+    model = read_json_object(path, "model")["model"]
+    options = Options(flatten_options(model), reasons)
+    options.require({"architecture": ("transformer",)})
+    for name in OTHER_POSITIONS & {options.get(f"{place}position_encoding_type") for place in (*PLACES, "embeddings.")}:
+        reasons.add_setting(f"its positions are {name}, inside the attention (supported: sinusoids)")
+    if any(str(options.get(place + "mlp_activation_fn")).startswith("gated-") for place in PLACES):
+        reasons.add_setting("its feed-forward layers have a gate (not supported)")
+    reasons.raise_if_any()
+    options.require({place + name: values for place in PLACES for name, values in SUPPORTED.items()})
+    options.require({}, " ".join(place + name for place in PLACES for name in OFF))
+    for place in PLACES:
+        for name, same in (("heads_kv", "heads"), ("layer_types", "")):
+            if options.get(place + name) not in (None, options.get(place + same)):
+                reasons.add_setting(f"{options.show(place + name)} (not supported)")
+    for stack in STACKS:  # settings of `model` apply to both stacks
+        for name in ("layers", "heads", "transformer_ff", "hidden_size"):
+            options.setdefault(f"{stack}.{name}", options.get(name))
+        options.require_equal(f"{stack}.hidden_size", "hidden_size")
+    stacks = "{encoder,decoder}."
+    config = options.read_sizes(("hidden_size", f"{stacks}layers", f"{stacks}heads", f"{stacks}transformer_ff"))
+    reasons.raise_if_any()
+
+    files = sorted(path.parent.glob("model*.safetensors"))
+    if not files:
+        raise InputError(f"{path.parent}: model.00.safetensors is missing next to config.json")
+    tensors = select_weights({n: t for file in files for n, t in load_checkpoint(file).items()}, reasons, *IGNORED)
+    training = read_json_object(path).get("training") or {}
+    for name in ("dropout", "attention_dropout"):
+        rate = training.get(name, 0.1)
+        config[name] = float(rate[-1] if isinstance(rate, list) else rate)  # a list has one for each training stage
+    config |= {
+        "activation_function": options.get("mlp_activation_fn", "relu"),
+        "norm_position": "pre",
+        "layer_norm_eps": float(options.get("norm_eps", EPSILON)),
+    }
+    source, *others = EMBEDDINGS
+    rules = [Rule(find_first(tensors, name, *others, source), ours) for name, ours in EMBEDDINGS.items()]
+    if "generator.bias" in tensors:
+        rules.append(Rule("generator.bias", OUTPUT_BIAS))
+    layers = expand_layers(
+        config, "{encoder,decoder}.transformer_layers.#.", LAYERS, "{encoder,decoder}.layer_norm.{weight,bias}"
+    )
+    biases = ("_proj.bias", ".fc1.bias", ".fc2.bias")  # each may be absent
+    rules += [rule for rule in layers if rule.theirs in tensors or not rule.ours.endswith(biases)]
+    return Description(
+        tensors,
+        rules,
+        config,
+        read_vocabulary(path.parent),
+        SINUSOIDS[options.get("embeddings.position_encoding_type") or "SinusoidalInterleaved"],
+        notes=NOTES,
+        assumptions=[] if "norm_eps" in options else [EPSILON_ASSUMED],
+    )
+
+
+def read_vocabulary(folder: Path) -> Vocabulary:
+    """Read vocab.json, which has the tokens of both sides and the names of the special tokens."""
+    file = folder / "vocab.json"
+    content = read_json_object(file)
+    sides: tuple[Any, Any] = (content.get("src"), content.get("tgt"))
+    source, target = sides
+    if not all(isinstance(side, list) and all(isinstance(token, str) for token in side) for side in sides):
+        raise BrokenFileError(f"{file}: `src` and `tgt` must be lists of tokens")
+    given: Mapping[str, Any] = content.get("specials") or {}
+    start = content.get("decoder_start_token") or given.get("bos_token") or "<s>"
+    end = given.get("eos_token") or "</s>"
+    if missing := [token for token in (start, end) if token not in target]:
+        raise InputError(f"{file}: `tgt` lacks {', '.join(missing)}")
+    bos, eos = target.index(start), target.index(end)
+    names = {"unknown": [given.get("unk_token") or "<unk>"], "pad": [given.get("pad_token") or "<blank>"]}
+    ids = find_common_ids(source, target, names, f"`src` and `tgt` of {file.name}")
+    ids |= {"eos": eos, "bos": bos, "start": bos}
+    has_both = source[eos : eos + 1] == [end] and source[bos : bos + 1] == [start]
+    vocabulary = Vocabulary(source, target, source_template=(TEXT,), source_has_bos_and_eos=has_both, **ids)
+    return add_tokenizers(vocabulary, folder)
