@@ -38,7 +38,7 @@ test: install
 
 test-slow: install .venv-optimum/installed .venv-clients/installed tests/node/node_modules/installed
 	$(BIN)/pytest -m slow -n 1 $(TESTS)
-	.venv-clients/bin/python -m pytest -n 1 tests/test_clients.py
+	.venv-clients/bin/python -m pytest -n 1 tests/test_clients.py tests/test_onnx_triton.py
 
 test-versions: install
 	$(BIN)/python tests/versions.py $(VERSIONS)
@@ -61,7 +61,7 @@ PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
 	test -x .venv-clients/bin/python || $(BIN)/python -m venv .venv-clients
 	$(BIN)/python -c '$(PACKAGES)' > "$$(.venv-clients/bin/python -c '$(PACKAGES)')/torch.pth"
 	.venv-clients/bin/pip install --quiet captum==0.9.0 inseq==0.7.1 lightning==2.6.6 \
-		libretranslatepy==2.1.4 deep-translator==1.11.4 translatehtml==1.5.3
+		libretranslatepy==2.1.4 deep-translator==1.11.4 translatehtml==1.5.3 "tritonclient[grpc]==2.73.0"
 	touch $@
 
 # Optimum needs transformers 4.
