@@ -5,8 +5,7 @@
     curl -d q="The house is small." -d source=en -d target=de http://127.0.0.1:8000/translate
 
 The model must exist on every node under the same name. Every replica loads it and has a queue and batches of its own.
-Other arguments are those of the class below, such as backend=onnx or gpus=1. The key is read from VASWANI_API_KEY on the
-nodes.
+Other arguments are those of the class below, such as backend=onnx or gpus=1. The key is VASWANI_API_KEY on the nodes.
 """
 
 import os

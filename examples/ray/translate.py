@@ -1,4 +1,4 @@
-"""Translate a large text or Parquet file on a Ray cluster, or on all GPUs of one machine: one line out for each line in.
+"""Translate a large text or Parquet file on a Ray cluster, or on all GPUs of one machine: one line in, one line out.
 
     pip install "vaswani-transformer[ray]"
     python examples/ray/translate.py demo/model --input corpus.en.gz --output corpus.de
