@@ -106,14 +106,22 @@ def test_a_second_run_translates_only_the_missing_parts(cluster: Any, start: Any
 
 
 def test_errors_are_one_line(cluster: Any, work: Any, tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "text", ["The house is small."])
-    (tmp_path / "model").mkdir()
-    words = [sys.executable, "examples/ray/translate.py", tmp_path / "model", "--input", source]
-    environment = ENVIRONMENT | {"RAY_ADDRESS": cluster.address}
-    command = [*map(str, words), "--output", str(tmp_path / "out")]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 3 and done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.startswith(f"error: {tmp_path / 'model'}")
+    """Covers an error in a task and one in the program itself."""
+    import pyarrow
+    import pyarrow.parquet
+
+    text, table, empty = tmp_path / "text", tmp_path / "text.parquet", tmp_path / "model"
+    write_lines(text, ["The house is small."])
+    pyarrow.parquet.write_table(pyarrow.table({"en": ["The house is small."]}), table)
+    empty.mkdir()
+    for model, source, message in (
+        (empty, text, f"error: {empty} has no config.json; give the folder of a model\n"),
+        (work[0], table, f"error: {table} has no column text; --column is one of en\n"),
+    ):
+        words = [sys.executable, "examples/ray/translate.py", model, "--input", source, "--output", tmp_path / "out"]
+        environment = ENVIRONMENT | {"RAY_ADDRESS": cluster.address}
+        done = subprocess.run([*map(str, words)], env=environment, cwd=ROOT, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (2, message)
 
 
 def test_the_service_answers_on_when_a_node_is_killed(cluster: Any, start: Any, work: Any) -> None:
