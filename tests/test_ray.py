@@ -1,8 +1,11 @@
 """`examples/ray` on a cluster of two nodes, of which one is killed: translate.py loses no line, serve.py answers on."""
 
+import contextlib
+import importlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import urllib.error
@@ -40,9 +43,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]
 @pytest.fixture
 def cluster() -> Iterator[Any]:
     """A cluster of one node with one CPU core; add_node() adds others."""
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    utils: Any = importlib.import_module("ray.cluster_utils")
+    cluster = utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     yield cluster
     cluster.shutdown()
 
@@ -128,6 +130,7 @@ def test_the_service_answers_on_when_a_node_is_killed(cluster: Any, start: Any, 
     model, _ = work
     expected = Translator.from_pretrained(model, device="cpu").translate(ENGLISH)
     node = cluster.add_node(num_cpus=1)
+    starts: set[str] = set()
 
     def ask(text: str) -> Any:
         fields = json.dumps({"q": text, "source": "en", "target": "de"}).encode()
@@ -140,6 +143,11 @@ def test_the_service_answers_on_when_a_node_is_killed(cluster: Any, start: Any, 
         except (urllib.error.URLError, OSError) as error:
             return error
 
+    def reach_both_replicas() -> bool:
+        with contextlib.suppress(OSError), urllib.request.urlopen("http://127.0.0.1:8000/metrics") as answer:
+            starts.update(re.findall(r"^process_start_time_seconds (\S+)", answer.read().decode(), re.MULTILINE))
+        return len(starts) == 2
+
     def answers_all() -> bool:
         return [ask(text) for text in ENGLISH] == expected
 
@@ -147,6 +155,7 @@ def test_the_service_answers_on_when_a_node_is_killed(cluster: Any, start: Any, 
         "-m", "ray.serve.scripts", "run", "examples.ray.serve:build", f"model={model}",
         "source_language=en", "target_language=de", "min_replicas=2", "max_replicas=2",
     )  # fmt: skip
-    wait_until(answers_all)
+    wait_until(reach_both_replicas)
+    assert answers_all()
     cluster.remove_node(node, allow_graceful=False)
     wait_until(lambda: all(answers_all() for _ in range(5)))
