@@ -19,6 +19,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -34,7 +35,9 @@ from vaswani_transformer import __version__
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = {str(path.relative_to(ROOT)): path for path in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]}
+GENERATED = {DOCS / "reference" / name for name in ("commands.md", "recipe-keys.md")}
+WRITTEN = sorted(set(DOCS.rglob("*.md")) - GENERATED)
+PAGES = {str(path.relative_to(ROOT)): path for path in [ROOT / "README.md", *WRITTEN]}
 BLOCK = re.compile(
     r"(?:^<!-- (?P<rule>not run|needs): (?P<why>[^>]+) -->\n)?"
     r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$",
@@ -335,11 +338,34 @@ def test_the_cpp_program_uses_the_exported_names(template, tmp_path):
         assert named in {value.name for value in values}
 
 
-def test_the_notebook_is_built_from_its_script():
-    spec = importlib.util.spec_from_file_location("notebook", DOCS / "notebook.py")
+def load_program(name: str) -> Any:
+    """Import a program of docs/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None and spec.loader is not None
-    notebook = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(notebook)
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    return program
+
+
+TYPER = re.search(r"^typer==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.mark.skipif(TYPER is None or version("typer") != TYPER[1], reason="other versions of typer word help otherwise")
+def test_the_committed_reference_is_that_of_the_code(monkeypatch):
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    pages = load_program("generate").committed_pages()
+    assert set(pages) >= GENERATED
+    for path, text in pages.items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.relative_to(ROOT)}: run `make docs`"
+
+
+def test_pages_have_no_directives_that_github_shows_as_text():
+    for page in [*PAGES.values(), *GENERATED]:
+        assert not re.search(r"^(:::|!!!|\?\?\?|===) ", page.read_text(encoding="utf-8"), re.MULTILINE), page.name
+
+
+def test_the_notebook_is_built_from_its_script():
+    notebook = load_program("notebook")
     script = ROOT / "examples" / "annotated_transformer.py"
     built = script.with_suffix(".ipynb").read_text(encoding="utf-8")
     assert built == notebook.as_notebook(script), "run `make docs`"
