@@ -95,7 +95,8 @@ def committed_pages() -> dict[Path, str]:
     pages = {path: f"{GENERATED}\n\n{text.rstrip()}\n" for path, text in pages.items()}
     for name in ("api.md", "configuration.md"):
         text = (REFERENCE / name).read_text(encoding="utf-8")
-        pages[REFERENCE / name] = PART.sub(
+        whole = PART.sub(lambda part: part["begin"] + generated_table(part["name"]) + part["end"], text)
+        pages[REFERENCE / name] = whole
             lambda part: part["begin"] + generated_table(part["name"]) + part["end"], text
         )
     return pages
