@@ -97,8 +97,6 @@ def committed_pages() -> dict[Path, str]:
         text = (REFERENCE / name).read_text(encoding="utf-8")
         whole = PART.sub(lambda part: part["begin"] + generated_table(part["name"]) + part["end"], text)
         pages[REFERENCE / name] = whole
-            lambda part: part["begin"] + generated_table(part["name"]) + part["end"], text
-        )
     return pages
 
 
