@@ -1,10 +1,13 @@
 """The documentation: every code block of README and docs/ runs, every link leads somewhere, and the site builds.
 
 The blocks of a page run in order, in a folder with a model, its corpus and a short training run. In a `console` block
-the lines after `$ ` run; a block with `title="FILE"` is written to FILE. A comment above a block changes this:
+the lines after `$ ` run, and the lines below are what the command prints: any number stands for a number, `...` for the
+rest of a line, and a line `...` for any lines. A block with `title="FILE"` is written to FILE. A comment above a block
+changes this:
 
     <!-- not run: REASON -->    Python is compiled, and the options of our commands are looked up
     <!-- needs: PACKAGE -->     runs where the package is installed, else as above
+    <!-- output of: MODEL -->   runs; the output shown is that of a trained model, which is not the model here
 """
 
 import contextlib
@@ -39,7 +42,7 @@ GENERATED = {DOCS / "reference" / name for name in ("commands.md", "recipe-keys.
 WRITTEN = sorted(set(DOCS.rglob("*.md")) - GENERATED)
 PAGES = {str(path.relative_to(ROOT)): path for path in [ROOT / "README.md", *WRITTEN]}
 BLOCK = re.compile(
-    r"(?:^<!-- (?P<rule>not run|needs): (?P<why>[^>]+) -->\n)?"
+    r"(?:^<!-- (?P<rule>not run|needs|output of): (?P<why>[^>]+) -->\n)?"
     r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
@@ -66,12 +69,20 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        return self.rule is None or (self.rule == "needs" and importlib.util.find_spec(self.why) is not None)
+        return self.rule in (None, "output of") or (
+            self.rule == "needs" and importlib.util.find_spec(self.why) is not None
+        )
 
     @property
     def commands(self) -> list[str]:
         """Return the lines after `$ ` of a console block, with continued lines joined."""
-        return re.findall(r"^\$ (.*)$", self.text.replace("\\\n", " "), re.MULTILINE)
+        return [command for command, _ in self.steps]
+
+    @property
+    def steps(self) -> list[tuple[str, str]]:
+        """Return each command with the lines below it, its output."""
+        found = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", self.text.replace("\\\n", " "), re.MULTILINE)
+        return [(command, output.rstrip()) for command, output in found]
 
 
 def blocks(page: str) -> Iterator[Block]:
@@ -243,12 +254,47 @@ def shell(command: str, folder: Path) -> str:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
         "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",  # the two streams in the order of a terminal
     }
+    shell = ["bash", "-euo", "pipefail", "-c", command]
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command], cwd=folder, env=environment, capture_output=True, text=True
+        shell, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    assert done.returncode == 0, f"{command}\n{done.stdout[-6000:]}"
     return done.stdout
+
+
+# Progress bars, and what only the small models and the short runs of the tests print.
+ONLY_HERE = re.compile(r"━|it/s\]|^warning: (doubtful translations|the learning rate rises|\d+ of \d+ test)")
+NUMBER = r"-?\d[\d.,:]*(?:e[-+]?\d+)?"
+
+
+def shape(text: str) -> str:
+    """Return a pattern of what a command prints: numbers and line breaks vary, and `...` leaves something out."""
+    lines = []
+    for line in text.splitlines():
+        words = [re.sub(NUMBER, lambda _: "#", word) for word in line.split()]
+        pattern = r"\s+".join(re.escape(word) for word in words)
+        pattern = pattern.replace(re.escape("#"), f"(?:{NUMBER})").replace(re.escape("..."), ".*")
+        lines.append(r"(?:.*\n)*" if line == "..." else rf"\s*{pattern}[ \t]*\n")
+    return "".join(lines)
+
+
+def check_output(shown: str, printed: str, where: str) -> None:
+    lines = [line for line in re.split(r"[\n\r]+", printed) if line.strip() and not ONLY_HERE.search(line)]
+    printed = "".join(f"{line}\n" for line in lines)
+    assert re.fullmatch(shape(shown), printed), f"{where} prints\n{printed}\nbut the page shows\n{shown}"
+
+
+def test_the_output_of_a_command_is_compared_by_its_shape():
+    shown = "step 50/1700  loss 6.9  rate 8.0e-06 ...\n...\nruns/own: the model"
+    check_output(shown, "step 2/4  loss 6.53  rate 1e-3  0:00:00 left\na\nb\nruns/own: the model\n", "train")
+    check_output(shown, "step 2/4  loss -1  rate 1e-3 5\nruns/own: the model\n", "train")
+    for other in ("step 2/4  loss  rate 1e-3 5\nruns/own: the model\n", "step 2/4  loss 1  rate 1 5\nruns/own:\n"):
+        with pytest.raises(AssertionError):
+            check_output(shown, other, "train")
+    with pytest.raises(AssertionError, match="the page shows"):
+        check_output("", "printed\n", "a command without its output")
 
 
 def shortened(command: str) -> str:
@@ -269,8 +315,12 @@ def run_page(page: str, folder: Path, languages: tuple[str, ...] = ("python", "c
         if block.title is not None:
             (folder / block.title).write_text(block.text, encoding="utf-8")
         if block in chosen and block.language == "console":
-            for command in block.commands:
-                shell(shortened(command), folder)
+            for command, shown in block.steps:
+                printed = shell(shortened(command), folder)
+                if block.rule != "output of":
+                    check_output(shown, printed, f"{page}:{block.line}: {command}")
+                elif printed.strip():
+                    assert shown, f"{page}:{block.line}: {command} is not followed by its output"
         elif block in chosen:
             with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
                 if block.rule == "needs":  # PEFT calls functions that transformers has deprecated
