@@ -91,8 +91,10 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-# The notebook is built from the script beside it; all other generated pages exist only in site/.
+# The notebook is built from the script beside it. Commands, recipe keys and tables of the reference are generated from
+# the code and committed; all other generated pages exist only in site/.
 docs: install examples/annotated_transformer.ipynb
+	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 DATA := data/multi30k
