@@ -69,8 +69,12 @@ def test_one_worker_searches_one_batch_after_another(either: Any, before_each_ba
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_interruption_ends_all_searches(either: Any, before_each_batch: Any, workers: int) -> None:
+def test_an_interruption_ends_all_searches(
+    either: Any, before_each_batch: Any, workers: int, request: pytest.FixtureRequest
+) -> None:
     """These searches would take hours."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))
     sent: list[int] = []
     before_each_batch(lambda: sent or (sent.append(1), os.kill(os.getpid(), signal.SIGINT)))
     running = threading.active_count()
