@@ -88,7 +88,7 @@ def test_a_token_over_several_words_is_shared_by_their_characters() -> None:
 
 
 def test_tokens_of_a_language_in_front_of_a_sentence_belong_to_no_word() -> None:
-    tokenizer: Any = train_tokenizer(GERMAN + ENGLISH, 320, symbols=[">>deu<<"])
+    tokenizer: Any = train_tokenizer(GERMAN + ENGLISH, 290, symbols=[">>deu<<"])
     text, prefix = "The house", ">>deu<< "
     spans = token_spans(tokenizer.backend_tokenizer.encode(prefix + text), prefix)
     assert spans[0] is None and spans[-1] is None
