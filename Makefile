@@ -36,9 +36,10 @@ demo: install
 test: install
 	$(BIN)/pytest -m "not slow" $(TESTS)
 
-test-slow: install .venv-optimum/installed .venv-clients/installed tests/node/node_modules/installed
+test-slow: install .venv-optimum/installed .venv-clients/installed .venv-ray/installed tests/node/node_modules/installed
 	$(BIN)/pytest -m slow -n 1 $(TESTS)
-	.venv-clients/bin/python -m pytest -n 1 tests/test_clients.py
+	.venv-clients/bin/python -m pytest -n 1 tests/test_clients.py tests/test_onnx_triton.py
+	.venv-ray/bin/python -m pytest -n 0 tests/test_ray.py
 
 test-versions: install
 	$(BIN)/python tests/versions.py $(VERSIONS)
@@ -61,7 +62,14 @@ PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
 	test -x .venv-clients/bin/python || $(BIN)/python -m venv .venv-clients
 	$(BIN)/python -c '$(PACKAGES)' > "$$(.venv-clients/bin/python -c '$(PACKAGES)')/torch.pth"
 	.venv-clients/bin/pip install --quiet captum==0.9.0 inseq==0.7.1 lightning==2.6.6 \
-		libretranslatepy==2.1.4 deep-translator==1.11.4 translatehtml==1.5.3
+		libretranslatepy==2.1.4 deep-translator==1.11.4 translatehtml==1.5.3 "tritonclient[grpc]==2.73.0"
+	touch $@
+
+# Packages of a cluster, which the other tests do not need.
+.venv-ray/installed: | install
+	test -x .venv-ray/bin/python || $(BIN)/python -m venv .venv-ray
+	$(BIN)/python -c '$(PACKAGES)' > "$$(.venv-ray/bin/python -c '$(PACKAGES)')/torch.pth"
+	.venv-ray/bin/pip install --quiet --constraint constraints.txt "ray[data,serve]"
 	touch $@
 
 # Optimum needs transformers 4.
@@ -83,8 +91,10 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-# The notebook is built from the script beside it; all other generated pages exist only in site/.
+# The notebook is built from the script beside it. Commands, recipe keys and tables of the reference are generated from
+# the code and committed; all other generated pages exist only in site/.
 docs: install examples/annotated_transformer.ipynb
+	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 DATA := data/multi30k

@@ -10,6 +10,7 @@ scaling            How does training throughput grow with the number of GPUs?
 cache_equality     How many translations are equal with a cache, without one and by Translator?
 search_checks      What do the checks of a running generate() cost?
 conversion_marian  How far are converted Marian checkpoints from Marian's own scores?
+conversion_opus    Does a converted model of OPUS-MT translate as MarianMTModel does?
 gpu_checks         Do a GPU and the CPU compute the same, and does training resume exactly?
 gpu                All measurements on a GPU, one after the other
 

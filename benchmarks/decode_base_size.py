@@ -2,6 +2,7 @@
 
     python -m benchmarks.decode_base_size --threads 1 --record decode_base_size.csv
     python -m benchmarks.decode_base_size --device cuda
+    python -m benchmarks.decode_base_size --torch --vocabulary 58101 --batch-size 1 --batch-size 32   # as OPUS-MT's
 
 Row:   a system at one precision, and a batch size; the fastest of several interleaved rounds.
 Unit:  output tokens per second of the best translation.
@@ -58,6 +59,9 @@ def compare(
     device: Device = "cpu",
     with_torch: Annotated[bool, typer.Option("--torch", help="Also measure torch on a CPU.")] = False,
     small: Annotated[bool, typer.Option("--small", help="A tiny model, to try the program.")] = False,
+    vocabulary: Annotated[int, typer.Option(min=500, help="Tokens; OPUS-MT's models have 58,101.")] = FULL[
+        "vocab_size"
+    ],
     batch_size: BatchSizes = None,
     threads: Threads = 1,
     rounds: Rounds = 3,
@@ -70,7 +74,7 @@ def compare(
         loaders.insert(0, torch_systems)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as temporary, torch.inference_mode():
-        model = save_random_model(Path(temporary) / "model", SMALL if small else FULL)
+        model = save_random_model(Path(temporary) / "model", SMALL if small else {"vocab_size": vocabulary})
         systems: list[System] = []
         for load in loaders:
             try:
@@ -111,6 +115,7 @@ def measure(systems: list[System], config: Any, size: int, device: str, threads:
             "device": device,
             "threads": threads,
             "batch": size,
+            "vocabulary": config.vocab_size,
             "system": system.name,
             "tokens_per_second": round(rate),
             **speedups(system.name, peers, best),

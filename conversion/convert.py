@@ -18,6 +18,7 @@ from vaswani_transformer.errors import (
 )
 from vaswani_transformer.loading import enumerate_names, load_model
 from vaswani_transformer.model_folder import MODEL_TYPE, check_readable
+from vaswani_transformer.search_vaswani_transformer import REPETITION
 from vaswani_transformer.torch_translator import TorchTranslator
 
 from .build import build_model, save_model, set_search
@@ -37,6 +38,7 @@ SETTINGS = (
 ).split()
 
 SEARCH = ("num_beams", "length_penalty", "early_stopping", "extra_length", "max_new_tokens", "min_new_tokens")
+SEARCH += tuple(REPETITION)
 # What models of transformers have that this architecture does not, by `model_type`.
 MBART = "an mBART or BART model, which normalises its embeddings in a layer of their own"
 T5 = "a T5 model, which has relative positions and norms without a mean"

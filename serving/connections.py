@@ -7,6 +7,7 @@ they would keep other clients out.
 import json
 import logging
 import resource
+import socket
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -40,6 +41,9 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        # asyncio does this only if the listening socket names its protocol. Otherwise a body, which is written after
+        # the headers, waits 40 ms for the client's delayed ACK of these.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
         self.waiting[self] = None
         if len(self.connections) > self.most:

@@ -74,6 +74,15 @@ def test_conversion_marian_records_rows(tmp_path: Path) -> None:
     assert float(rows[0]["max_error"]) < 1e-5 < float(rows[1]["max_error"])
 
 
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+def test_conversion_opus_records_rows(tmp_path: Path) -> None:
+    pytest.importorskip("sentencepiece")
+    text = tmp_path / "text.en"
+    text.write_text("a b c\nb\n", encoding="utf-8")
+    (row,) = new_rows("conversion_opus", tmp_path, "tests/fixtures/hf-marian", "--texts", text, "--num-beams", "1")
+    assert (row["texts"], row["same_ids"], row["same"], row["lower"]) == ("2", "2", "2", "0")
+
+
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """The demo's corpus under Multi30k's names."""

@@ -145,6 +145,7 @@ def test_a_source_vocabulary_without_eos_translates():
 def search_of(folder: Path) -> dict:
     settings = json.loads((folder / "generation_config.json").read_text())
     names = ("num_beams", "length_penalty", "early_stopping", "extra_length", "max_new_tokens", "suppress_tokens")
+    names += ("no_repeat_ngram_size",)
     return {name: settings[name] for name in names if name in settings}
 
 
@@ -153,14 +154,16 @@ def test_settings_of_the_search_come_along(tmp_path: Path, capsys):
     change_json(
         theirs / "generation_config.json",
         num_beams=6, length_penalty=0.8, max_length=33, bad_words_ids=[[61], [5], [7, 8]], no_repeat_ngram_size=3,
+        renormalize_logits=True,
     )  # fmt: skip
     main([str(theirs), str(tmp_path / "ours")])
     assert search_of(tmp_path / "ours") == {
         **{"num_beams": 6, "length_penalty": 0.8, "early_stopping": False, "max_new_tokens": 32},
+        "no_repeat_ngram_size": 3,
         "suppress_tokens": [5, 61],
     }
     said = capsys.readouterr().out
-    assert "The search here does not have the checkpoint's no_repeat_ngram_size 3, bad_words_ids [7, 8]." in said
+    assert "The search here does not have the checkpoint's renormalize_logits True, bad_words_ids [7, 8]." in said
     assert "search: num_beams=6, length_penalty=0.8, early_stopping=False, max_new_tokens=32" in said
     translator = Translator.from_pretrained(tmp_path / "ours", device="cpu")
     assert translator.search.num_beams == 6 and translator.search.max_new_tokens == 32

@@ -266,8 +266,8 @@ def test_every_sentence_of_a_text_is_translated(translator: TorchTranslator) -> 
     assert translator.translate([text]) == ["\n\n ".join(one_by_one)]
     text = f"{ENGLISH[0]} {ENGLISH[1]}"
     (whole,) = split_text(text, 256, translator._encode, sentences=False)
-    (((expected,),),) = translator._search([[whole.ids]], SearchSettings(4, 0.6))
-    assert translator.translate([text], split_sentences=False) == [expected.text]
+    ((tokens,),), _ = translator._open_search(SearchSettings(4, 0.6), False).run([whole.ids])
+    assert translator.translate([text], split_sentences=False) == [translator._decode(tokens)]
 
 
 def test_the_recorded_length_of_the_training_limits_the_parts(

@@ -384,6 +384,17 @@ def test_a_client_that_does_not_read_is_closed_when_there_are_too_many(translato
         assert address.translate(ENGLISH[0]).status == 200
 
 
+def test_a_body_does_not_wait_for_the_acknowledgement_of_its_headers(translator):
+    with (
+        in_thread(translator) as (address, server),
+        address.connect(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n") as client,
+    ):
+        assert client.recv(1)
+        (connection,) = server.server_state.connections
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 # ---- batches -----------------------------------------------------------------------------------------------------
 
 

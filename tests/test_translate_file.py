@@ -1,4 +1,4 @@
-"""`translate` of a file: in parts, by several processes, resumed after an interruption."""
+"""`translate` of a file: in parts, resumed after an interruption."""
 
 import os
 import random
@@ -49,10 +49,9 @@ def words(work, tmp_path):
 def start(words):
     running = []
 
-    def run(rank: int = 0, ranks: int = 1, **options) -> subprocess.Popen:
-        environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    def run(**options) -> subprocess.Popen:
         command = [sys.executable, "-m", "vaswani_transformer", *words(**options)]
-        running.append(subprocess.Popen(command, env=environment))
+        running.append(subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}))
         return running[-1]
 
     yield run
@@ -65,16 +64,10 @@ def lines_of(path):
     return path.read_text(encoding="utf-8").splitlines()
 
 
-def test_processes_share_the_parts_and_keep_the_order(start, work, tmp_path):
-    processes = [start(rank, 2) for rank in range(2)]
-    assert [process.wait(timeout=300) for process in processes] == [0, 0]
-    assert lines_of(tmp_path / "out") == work[1]
-    assert not (tmp_path / "out.parts").exists()
-
-
 def test_workers_keep_the_order_and_finish_what_precedes_an_error(words, work, tmp_path, refused):
     main(words(workers=2, **{"batch-tokens": 60}))
     assert lines_of(tmp_path / "out") == work[1]
+    assert not (tmp_path / "out.parts").exists()
     (tmp_path / "out").unlink()
     lines = lines_of(work[0] / "text")
     long = write_lines(tmp_path / "long", [*lines[: 2 * PART], "x" * 1000])
@@ -135,11 +128,6 @@ def test_invalid_settings_are_refused_before_anything_is_written(words, tmp_path
     ):
         assert message in refused(main, words(**options))
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-
-
-def test_several_processes_need_files(words, refused, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "give --input FILE and --output FILE" in refused(main, words(output="-"))
 
 
 def test_a_folder_without_parts_can_be_used(words, work, tmp_path):

@@ -275,9 +275,6 @@ def translate(
     if input != "-" and output != "-" and Path(output).exists() and check_file(input).samefile(output):
         raise InputError(f"--output {output} is the input file; give another name")
     in_parts = Path(input).is_file() and output != "-" and (Path(output).is_file() or not Path(output).exists())
-    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    if ranks > 1 and not in_parts:
-        raise InputError(f"{ranks} processes share the text: give --input FILE and --output FILE")
     if input != "-":
         check_file(input)
     if report is not None:  # refuse an impossible name before the translation
@@ -287,8 +284,6 @@ def translate(
     if progress is None:
         progress = shows_progress_by_default(input, output)
     options = {"device": device, "dtype": dtype, "threads": threads, "precision": precision}
-    if ranks > 1 and device is None and backend == "torch":
-        options["device"] = device_of_process()
     translator = load_translator(folder, backend, **options)
     settings = translator.change_search(
         num_beams=num_beams,
@@ -348,7 +343,7 @@ def translate(
         about |= {"alignments": alignments or None}  # parts of earlier versions do not name it
         translate_file(
             partial(translate_chunks, look_ahead=True),
-            Path(input), Path(output), chunk_lines, about, rank, ranks, read,
+            Path(input), Path(output), chunk_lines, about, read,
         )  # fmt: skip
         warn_of_doubts(counts, report)
         return
@@ -394,13 +389,6 @@ def quiet_transformers() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-
-
-def device_of_process() -> str | None:
-    """Return the GPU of this process, one of several on the machine, or None for the default without GPUs."""
-    import torch
-
-    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else None
 
 
 def stopping_rule(text: str) -> bool | int | str:

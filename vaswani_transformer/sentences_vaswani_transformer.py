@@ -146,7 +146,8 @@ class LanguageTokens:
     def missing(self) -> str:
         """Return what a text without a token lacks, and the remedy."""
         some = ", ".join(self.tokens[:20]) + (f" and {len(self.tokens) - 20} more" if len(self.tokens) > 20 else "")
-        return f"no language token, which this model needs: begin it with {some}, or give target_language"
+        known = f"begin it with {some}, or give --target-language (target_language in Python)"
+        return f"no language token, which this model needs: {known}"
 
 
 # ---- ends of sentences -----------------------------------------------------------------------------------------------

@@ -1,11 +1,9 @@
-"""Translate a large file in parts, which survive an interruption and can be shared among processes.
+"""Translate a large file in parts, which survive an interruption.
 
-Part k is the translation of the k-th `part_lines` lines. Process r of n translates parts r, r + n, ... into files of
-OUTPUT.parts, each of which appears when it is complete; the first process joins them. After an interruption, the same
-command translates the missing parts, with any number of processes.
+Part k is the translation of the k-th `part_lines` lines. It appears in OUTPUT.parts when it is complete. After an
+interruption, the same command translates the missing parts, and joins them all.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
@@ -19,7 +17,6 @@ from .lines import open_output, read_lines
 from .model_folder import MODEL_FILES, files_sha256, read_json_object, write_json
 
 ABOUT = "about.json"  # what the parts are a translation of
-SECONDS_BETWEEN_LOOKS = 0.2
 
 # Chunks of lines, each with the number of its first line -> their output, at least one line for each. The next chunk
 # may be read before a translation is yielded.
@@ -32,14 +29,11 @@ def translate_file(
     output: Path,
     part_lines: int,
     about: dict[str, Any],
-    rank: int,
-    ranks: int,
     read: Callable[[Path], Iterator[str]] = read_lines,
 ) -> None:
     """Translate a file, or resume its translation.
 
     about: what determines the translations, besides the text
-    rank, ranks: the number of this process, from 0, and of all processes
     read: how to read the lines of the source
     Raises InputError if OUTPUT.parts holds parts of another translation, BrokenFileError if a part is truncated.
     """
@@ -54,7 +48,7 @@ def translate_file(
             number = len(parts)
             part = folder / f"part-{number:07}"
             parts[part] = len(chunk)
-            if number % ranks == rank and not part.is_file():
+            if not part.is_file():
                 missing.append(part)
                 yield chunk, number * part_lines + 1
 
@@ -62,8 +56,7 @@ def translate_file(
         for lines in translated:
             with atomic_file(missing.popleft()) as file:
                 file.writelines(lines)
-    if rank == 0:
-        join_parts(parts, folder, output)
+    join_parts(parts, folder, output)
 
 
 def claim_parts(folder: Path, about: dict[str, Any]) -> None:
@@ -86,9 +79,7 @@ def claim_parts(folder: Path, about: dict[str, Any]) -> None:
 
 
 def join_parts(parts: dict[Path, int], folder: Path, output: Path) -> None:
-    """Write the output, once the other processes have written their parts, and remove the parts."""
-    while not all(part.is_file() for part in parts):  # a launcher ends this process if another one fails
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+    """Write the output and remove the parts."""
     with open_output(output) as out:
         for part, lines in parts.items():
             content = part.read_bytes()

@@ -5,6 +5,7 @@ torch_export.py     export `start` and `step` of the search with torch.onnx.expo
 single_graph.py     connect these graphs by loops: model.onnx
 split.py            export encoder and decoders as separate files
 as_marian.py        arrange these for transformers.js and Optimum
+triton.py           arrange the single graph for Triton Inference Server
 quantize.py         quantize weights and activations to int8
 tokenizer/          model_text.onnx, with the tokenizer inside
 verify.py           compare the single graph with torch; verify_split.py compares the split layout

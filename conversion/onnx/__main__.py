@@ -53,8 +53,12 @@ def export(
         typer.Option(help="A UTF-8 text file (.gz too) of a few hundred lines: also verify and time the export on it."),
     ] = None,
     library: Annotated[
-        Literal["transformers.js", "optimum"] | None,
-        typer.Option("--for", help="The split layout in a folder that this library loads."),
+        Literal["transformers.js", "optimum", "triton"] | None,
+        typer.Option(
+            "--for",
+            help="transformers.js, optimum: the split layout in a folder that this library loads. triton: a model "
+            "repository of Triton Inference Server, of token ids or, with --text, of texts.",
+        ),
     ] = None,
     no_defaults: Annotated[
         bool,
@@ -66,14 +70,19 @@ def export(
     revision: Revision = None,
     dry_run: DryRun = False,
 ) -> None:
-    layout = "split" if library else layout
+    if library == "triton":
+        if layout != "single" or no_defaults:
+            given = "--no-defaults" if no_defaults else "--layout split"
+            raise InputError(f"{given} cannot be combined with --for triton: its batches need the search with defaults")
+    elif library:
+        layout = "split"
     single_only = {"--sentences": sentences is not None, "--text": text, "--no-defaults": no_defaults}
     single_only["--repetition"] = repetition
     for option, is_given in single_only.items():
         if is_given and layout != "single":
             raise InputError(f"{option} needs the search in the graph: --layout single")
-    if attention and (library or text):
-        other = f"--for {library}" if library else "--text"
+    if attention and (text or library in ("transformers.js", "optimum")):
+        other = "--text" if text else f"--for {library}"
         raise InputError(f"--attention cannot be combined with {other}; export twice")
     import onnxruntime  # noqa: F401  # report missing packages before any work
     import onnxscript  # noqa: F401
@@ -95,9 +104,11 @@ def export(
                 repetition=repetition,
                 text=text,
                 sentences=sentences,
+                triton=library == "triton",
                 on_stage=status.update,
             )
         else:
+            assert library != "triton"
             report = export_split_folder(
                 folder, output, precision, attention=attention, library=library, on_stage=status.update
             )

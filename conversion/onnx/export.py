@@ -32,6 +32,7 @@ from .rewrite import walk_graphs
 from .single_graph import default_inputs, export_single_graph
 from .split import export_split
 from .tokenizer import add_tokenizer, load_byte_level_bpe
+from .triton import arrange_for_triton
 from .verify import verify
 from .verify_split import verify_split
 from .verify_text import time_sentences, tokenize_sentences, verify_text
@@ -52,6 +53,7 @@ def export_single_folder(
     repetition: bool = False,
     text: bool = False,
     sentences: str | Path | None = None,
+    triton: bool = False,
     on_stage: OnStage = lambda stage: None,
 ) -> str:
     """Export one graph that contains the search, and return a report of the comparison with torch.
@@ -62,6 +64,7 @@ def export_single_folder(
     repetition: add the inputs no_repeat_ngram_size and repetition_penalty; always so if generation_config.json sets one
     text: also write model_text.onnx, which contains the tokenizer
     sentences: a text file on which to verify and time the graph, too
+    triton: arrange the files as a model repository, with one graph: model_text.onnx if there is one
     on_stage: called with the name of each stage
 
     Raises InputError, BrokenFileError, UnavailableError, or ProofError if the graph does not translate as torch does.
@@ -92,7 +95,9 @@ def export_single_folder(
         if text:
             reports.append(verify_text(unfinished, model, tokenizer, lines or []))
         copy_files(model_folder, unfinished, model, precision)
-        if (model_folder / "tokenizer.json").exists():
+        if triton:
+            arrange_for_triton(unfinished, "model_text.onnx" if text else "model.onnx")
+        elif (model_folder / "tokenizer.json").exists():
             page = write_readme(model, model_folder, precision, settings, unfinished, attention, repetition)
             (unfinished / "README.md").write_text(page, encoding="utf-8")
     return "\n".join(reports)

@@ -20,7 +20,7 @@ from transformers import FSMTForConditionalGeneration, MarianMTModel, MarianToke
 
 from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.model_folder import TOKENIZER_FILES, read_json_object
-from vaswani_transformer.search_vaswani_transformer import ONLY_IN_GENERATE
+from vaswani_transformer.search_vaswani_transformer import ONLY_IN_GENERATE, REPETITION
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
 from ..checkpoint_files import load_checkpoint, require_file
@@ -97,7 +97,8 @@ def read_search(folder: Path, options: Mapping[str, Any]) -> tuple[dict[str, Any
     if not settings.get("num_beams"):  # no settings at all
         return {}, []
     search = {name: settings.get(name, default) for name, default in DEFAULT_SEARCH.items()}
-    search |= {name: settings[name] for name in ("max_new_tokens", "min_new_tokens") if settings.get(name)}
+    limits = ("max_new_tokens", "min_new_tokens", *REPETITION)
+    search |= {name: settings[name] for name in limits if settings.get(name) not in (None, REPETITION.get(name, 0))}
     if "max_new_tokens" not in search and settings.get("max_length"):
         search["max_new_tokens"] = settings["max_length"] - 1  # without the start token
     words = settings.pop("bad_words_ids", None) or []
