@@ -40,7 +40,8 @@ def words(work, tmp_path):
     def words(**options) -> list[str]:
         values = {"model": work[0] / "model", "input": work[0] / "text", "output": tmp_path / "out", "device": "cpu"}
         values |= {"chunk-lines": PART} | options
-        return ["translate", *(word for key, value in values.items() for word in (f"--{key}", str(value)))]
+        model = str(values.pop("model"))
+        return ["translate", model, *(word for key, value in values.items() for word in (f"--{key}", str(value)))]
 
     return words
 
