@@ -206,7 +206,7 @@ def our_ways(folder: Path, precision: str, cores: int, work: Work) -> Iterator[W
     def search_tokens(translator: OnnxTranslator, sources: list[list[int]], workers: int) -> list[str]:
         lengths = [len(source) * work.beams for source in sources]
         batches = batches_by_length(lengths, divide_evenly(sum(lengths), BATCH_TOKENS))
-        open_search = partial(translator._open_search, translator.change_search(**search))
+        open_search = partial(translator._open_search, translator.change_search(**search), False)
         with Workers(open_search, workers) as pool:
             for _ in pool.start([[sources[i] for i in batch] for batch in batches]):
                 pass

@@ -266,7 +266,7 @@ def test_every_sentence_of_a_text_is_translated(translator: TorchTranslator) -> 
     assert translator.translate([text]) == ["\n\n ".join(one_by_one)]
     text = f"{ENGLISH[0]} {ENGLISH[1]}"
     (whole,) = split_text(text, 256, translator._encode, sentences=False)
-    ((tokens,),), _ = translator._open_search(SearchSettings(4, 0.6), False).run([whole.ids])
+    ((tokens,),) = translator._open_search(SearchSettings(4, 0.6), False, False).run([whole.ids]).sequences
     assert translator.translate([text], split_sentences=False) == [translator._decode(tokens)]
 
 
