@@ -312,6 +312,7 @@ def test_doctor_fits_on_a_screen_and_checks_a_model(model_folder, tmp_path, caps
     main(["doctor", str(model_folder)])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 24
+    assert (lines[0], lines[-1]) == ("```text", "```") and "```" not in "".join(lines[1:-1])
     assert any(torch.__version__ in line for line in lines)
     assert any("loads" in line and "parameters" in line for line in lines)
     assert any("has no checksums (manifest.json)" in line for line in lines)

@@ -36,7 +36,7 @@ def test_doctor_and_a_run_begin_with_the_warning(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(tried_versions, "NEWEST_TRIED", {"transformers": "5.16"})
     warning = untried_versions_warning()
     main(["doctor"])
-    assert capsys.readouterr().out.splitlines()[0] == warning
+    assert capsys.readouterr().out.splitlines()[1] == warning
     keys = {"data": str(tmp_path / "nowhere"), "output_dir": str(tmp_path / "run")}
     with pytest.raises(InputError, match="nowhere"):
         train(load_recipe(None, keys))

@@ -588,7 +588,7 @@ def plot_curve(
     save_picture(curve_figure(read_curves(Path(run) / "metrics.jsonl")), output)
 
 
-@app.command(help="Describe machine and installation; check a model.")
+@app.command(help="Describe machine and installation for an issue report; check a model.")
 def doctor(
     context: typer.Context,
     model: Annotated[
@@ -601,7 +601,8 @@ def doctor(
     from .doctor import environment_lines, model_lines
 
     of_model = [] if folder is None else model_lines(load_translator(folder), folder)
-    for line in chain(environment_lines(), of_model):
+    # The fences keep the columns when the lines are pasted into an issue.
+    for line in chain(["```text"], environment_lines(), of_model, ["```"]):
         typer.echo(line)
 
 

@@ -1,4 +1,4 @@
-"""`vaswani-transformer doctor`: the machine and the installation on one screen."""
+"""`vaswani-transformer doctor`: the machine and the installation on one screen, as a block of Markdown to paste."""
 
 import os
 import platform
@@ -15,6 +15,9 @@ from .programs import program_name
 from .torch_translator import TorchTranslator
 from .tried_versions import untried_versions_warning
 
+# They change devices, threads or downloads, and hold no secrets.
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "ORT_DISABLE_TELEMETRY")
+
 
 def describe_version(package: str) -> str:
     """Return the package and its version, or a dash."""
@@ -24,23 +27,30 @@ def describe_version(package: str) -> str:
         return f"{package} -"
 
 
+def describe_gpu(index: int) -> str:
+    device = torch.cuda.get_device_properties(index)
+    return f"{device.name} ({device.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda})"
+
+
 def environment_lines() -> Iterator[str]:
     """Yield the lines about the machine and the installation, a warning of untried versions first."""
     if warning := untried_versions_warning():
         yield warning
     yield f"vaswani-transformer  {__version__}, Python {platform.python_version()}, {platform.platform()}"
-    required = map(describe_version, ("transformers", "tokenizers", "safetensors", "numpy"))
+    required = map(describe_version, ("transformers", "tokenizers", "safetensors", "numpy", "huggingface_hub"))
     yield "required    " + ", ".join([f"torch {torch.__version__}", *required])  # metadata lacks "+cpu" and the like
-    yield "training    " + ", ".join(map(describe_version, ("accelerate", "sacrebleu", "datasets")))
+    yield "training    " + ", ".join(map(describe_version, ("accelerate", "sacrebleu", "datasets", "peft")))
     yield "pictures    " + describe_version("matplotlib")
     yield "ONNX        " + ", ".join(map(describe_version, ("onnx", "onnxruntime")))
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    gpus = [describe_gpu(i) for i in range(torch.cuda.device_count())]
     devices = gpus or (["Apple GPU (mps)"] if torch.backends.mps.is_available() else [])
     yield "devices     " + ", ".join([*devices, f"CPU {torch.backends.cpu.get_cpu_capability()}"])
     yield f"threads     {torch.get_num_threads()} in torch, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}"
     usage = shutil.disk_usage(Path.cwd())
     yield f"disk        {usage.free / 1e9:.1f} GB free of {usage.total / 1e9:.1f} GB here"
     yield f"programs    {program_name('training')}"
+    if given := [f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ]:
+        yield "environment " + ", ".join(given)
 
 
 def model_lines(translator: TorchTranslator, folder: Path) -> Iterator[str]:
