@@ -373,19 +373,14 @@ def test_translate_prints_an_alignment_for_each_line(model_folder: Path, tmp_pat
     assert {len(row.split("\t")) for row in capfd.readouterr().out.split("\n")[:-1]} == {3}
 
 
-def test_parts_without_alignments_are_not_resumed_with_them(
-    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
-) -> None:
-    (tmp_path / "in").write_text("\n".join(ENGLISH) + "\n", encoding="utf-8")
+def test_parts_without_alignments_are_not_resumed_with_them(model_folder: Path, tmp_path: Path, capfd) -> None:
+    (tmp_path / "in").write_text("\n".join([*ENGLISH, "x" * 1000]) + "\n", encoding="utf-8")
     files = ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
-    arguments = ["translate", str(model_folder), *files, "--chunk-lines", "2"]
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")  # leaves the parts to the first process
-    main(arguments)
-    monkeypatch.delenv("WORLD_SIZE")
-    monkeypatch.delenv("RANK")
+    arguments = ["translate", str(model_folder), *files, "--chunk-lines", "2", "--max-characters", "500"]
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert "line 5 has 1,000 characters" in capfd.readouterr().err
+    assert [*(tmp_path / "out.parts").glob("part-*")]
     with pytest.raises(SystemExit, match="2"):
         main([*arguments, "--alignments"])
     assert "alignments was None, is True" in capfd.readouterr().err
-    main(arguments)
-    assert b"\t" not in (tmp_path / "out").read_bytes()
