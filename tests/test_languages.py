@@ -180,7 +180,7 @@ def test_onnx_files_take_the_language_as_text_and_as_ids(multilingual, translato
 def test_a_missing_or_unknown_language_is_an_error_that_lists_them(translator, multilingual):
     pipeline: Any = transformers.pipeline
     piped = pipeline("translation", model=str(multilingual), device="cpu")
-    listed = "no language token, which this model needs: begin it with <2de>, <2fr>, __bel_Latn__, or give target_lang"
+    listed = "no language token, which this model needs: begin it with <2de>, <2fr>, __bel_Latn__, or give --target"
     for call, named in (
         (lambda: translator.translate(["<2de> a", "b"]), "^text 2 has "),
         (lambda: translator.score(["b"], ["a"]), "^source 1 has "),
