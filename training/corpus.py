@@ -47,6 +47,7 @@ FILES = {
 }  # fmt: skip
 # Drop lines with more characters per allowed token before tokenising them, to save time and memory.
 CHARACTERS_PER_TOKEN = 32
+MOST_COPIES = 0.1  # the share of pairs with the same text twice above which a warning is due
 
 
 @dataclass(frozen=True)
@@ -237,12 +238,13 @@ def tokenise(
     dtype = np.dtype(np.uint16 if max(map(len, tokenizers)) <= 1 << 16 else np.uint32)
     name = " + ".join(text.name for text in texts)
     dropped = {reason: Dropped() for reason in ("empty", "missing", "too long", "length ratio")}
-    joined = Dropped()  # pairs with a line break inside a text
+    joined, same = Dropped(), Dropped()  # pairs with a line break inside a text, or with the same text twice
     digest, read, written = hashlib.sha256(), 0, Counter()
     with ExitStack() as stack:
         files = {file: stack.enter_context((folder / file).open("wb")) for file in FILES}
         for text, chunk in ((each, chunk) for each in texts for chunk in each.chunks()):
-            pairs, lines = _usable_text(chunk, settings, dropped, joined, f"{text.name}:" if len(texts) > 1 else "")
+            prefix = f"{text.name}:" if len(texts) > 1 else ""
+            pairs, lines = _usable_text(chunk, settings, dropped, joined, same, prefix)
             ids = [
                 [encoded.ids for encoded in backend.encode_batch_fast([clean(pair[side]) for pair in pairs])]
                 for side, (backend, clean) in enumerate(zip(backends, cleaners, strict=True))
@@ -263,6 +265,11 @@ def tokenise(
     if not kept:
         raise InputError(f"{name}: none of {read} pairs can be used{report}")
     say(f"{name}: {read} pairs read, {kept} kept, {source_tokens} source and {target_tokens} target tokens{report}")
+    if same.count > kept * MOST_COPIES:
+        say(
+            f"warning: {name}: source and target are the same text in {same.count} of {kept} pairs ({same}), so the "
+            "model learns to copy; check the columns and the file names, or remove these pairs"
+        )
     return {
         "name": name,
         "read": read,
@@ -276,9 +283,12 @@ def tokenise(
 
 
 def _usable_text(
-    chunk: Chunk, settings: TextSettings, dropped: dict[str, Dropped], joined: Dropped, prefix: str
+    chunk: Chunk, settings: TextSettings, dropped: dict[str, Dropped], joined: Dropped, same: Dropped, prefix: str
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return the pairs of a chunk to tokenise, and their line numbers. joined: gets the pairs with line breaks"""
+    """Return the pairs of a chunk to tokenise, and their line numbers.
+
+    joined, same: get the pairs with line breaks, and those with the same text on both sides
+    """
     longest = CHARACTERS_PER_TOKEN * settings.max_length
     pairs, lines = [], []
     for number, source, target in zip(chunk.lines, chunk.sources, chunk.targets, strict=True):
@@ -294,6 +304,8 @@ def _usable_text(
         else:
             if pair != (source.strip(), target.strip()):
                 joined.add(where)
+            if pair[0] == pair[1]:
+                same.add(where)
             pairs.append(pair)
             lines.append(where)
     return pairs, lines
