@@ -257,17 +257,16 @@ def tokenise(
                 say(f"{name}: {read // 1_000_000} million pairs read")
             yield _select_pairs(chunk, settings, dropped, joined, same, f"{text.name}:" if len(texts) > 1 else "")
 
-    def encode(part: Part) -> list[list[Any]]:
-        sides = [[pair[side] for pair in part.pairs] for side in (0, 1)]
-        cleaned = [
-            side if clean is None else list(map(clean, side)) for side, clean in zip(sides, cleaners, strict=True)
-        ]
-        return [backend.encode_batch_fast(side) for backend, side in zip(backends, cleaned, strict=True)]
+    def encode(part: Part) -> list[list[list[int]]]:
+        ids = []
+        for side, (backend, clean) in enumerate(zip(backends, cleaners, strict=True)):
+            text = [pair[side] if clean is None else clean(pair[side]) for pair in part.pairs]
+            ids.append([encoded.ids for encoded in backend.encode_batch_fast(text)])
+        return ids
 
     with ExitStack() as stack:
         files = {file: stack.enter_context((folder / file).open("wb")) for file in FILES}
-        for part, encodings in _encode_ahead(encode, select_parts()):
-            ids = [[encoded.ids for encoded in side] for side in encodings]
+        for part, ids in _encode_ahead(encode, select_parts()):
             lengths = np.array([[len(row) for row in rows] for rows in ids], dtype=np.int32)  # (2, pairs)
             keep = _within_limits(lengths, nothing, part.lines, settings, dropped)
             for file, array in _file_parts(part.pairs, ids, lengths, keep, dtype).items():
