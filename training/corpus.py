@@ -8,7 +8,6 @@ token ids and lengths, which a resumed run compares.
 import hashlib
 import json
 import math
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vaswani_transformer.atomic import atomic_folder
+from vaswani_transformer.atomic import atomic_folder, remove
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.model_folder import files_sha256, read_json_object, write_json
 from vaswani_transformer.sentences_vaswani_transformer import choose_cleaning, cleans_itself
@@ -191,7 +190,7 @@ def load_corpus(
             return open_corpus(folder)
         except BrokenFileError as error:
             say(f"{error}; tokenising again")
-            shutil.rmtree(folder)
+            remove(folder)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as temporary:
