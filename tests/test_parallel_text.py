@@ -131,6 +131,7 @@ def test_numbers_are_text_if_a_header_says_so(read):
     ("content", "message"),
     [
         ("id\tsentence1\tsentence2\n1\tA man.\tEin Mann.\n", "line 1: no column 'en'; columns: id, sentence1"),
+        ("text_en\ttext_fr\nA man.\tUn homme.\n", "line 1: no column 'de'; columns: text_en, text_fr"),
         ("translation\toriginal\nEin Mann.\tA man.\n", "line 1: no column 'en'; .* such as en TAB de"),
         ("en\ten\tde\n1\tA man.\tEin Mann.\n", "line 1: two columns are called en"),
         ("en\tde\nA man.\tEin Mann.\nde\ten\nDie Sonne.\tThe sun.\n", "line 3: a header with another order of columns"),

@@ -83,20 +83,28 @@ def find_columns(labels: Iterable[str], languages: Sequence[str]) -> Columns | N
 
     A label names a language (`de`, `text_de`, `German sentence`) or, if none of them do, a role (`source`, `tgt`).
     """
-    names = [WORDS.sub("", label.strip()).casefold() for label in labels]
+    names = shorten_labels(labels)
     texts = find_languages(names, languages)
     if None in texts:
-        texts = [next((names.index(role) for role in roles if role in names), None) for roles in ROLES]
-    found = [position for position in texts if position is not None]
-    if len(found) < len(texts):
+        texts = find_roles(names)
+    source, target = texts
+    if source is None or target is None:
         return None
-    named = [match and match[1] for match in map(LANGUAGE_OF_ROLE.fullmatch, names)]
-    return Columns(found, [next((named.index(role) for role in roles if role in named), None) for roles in ROLES])
+    roles = [match[1] if (match := LANGUAGE_OF_ROLE.fullmatch(name)) else "" for name in names]
+    return Columns((source, target), find_roles(roles))
+
+
+def find_roles(names: list[str]) -> list[int | None]:
+    return [next((names.index(role) for role in roles if role in names), None) for roles in ROLES]
+
+
+def shorten_labels(labels: Iterable[str]) -> list[str]:
+    return [WORDS.sub("", label.strip()).casefold() for label in labels]
 
 
 def missing_language(labels: Iterable[str], languages: Sequence[str]) -> str:
     """Return the first of the languages that no label names, to report labels in which `find_columns` finds nothing."""
-    positions = find_languages(labels, languages)
+    positions = find_languages(shorten_labels(labels), languages)
     return next(language for language, position in zip(languages, positions, strict=True) if position is None)
 
 

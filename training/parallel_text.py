@@ -382,7 +382,7 @@ def _open_table(settings: TextSettings, name: str, path: Path, delimiter: str, q
             place = f"{path} line {number}"
             if number == table.header:
                 continue
-            if not any(map(str.strip, cells)):
+            elif not any(map(str.strip, cells)):
                 yield number, None, None
             elif len(cells) != len(table.labels):
                 raise InputError(
