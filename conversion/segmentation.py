@@ -110,8 +110,8 @@ def build_pattern_tokenizer(vocabulary: Vocabulary, side: str, pattern: str) -> 
 
 
 def add_whole_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> None:
-    """Make tokens of the vocabulary stay whole in any text."""
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in tokens])
+    """Make tokens of the vocabulary stay whole in any text. Spaces after them separate them from it, and are dropped."""
+    tokenizer.add_tokens([AddedToken(token, normalized=False, rstrip=True) for token in tokens])
 
 
 def build_word_tokenizer(vocabulary: Vocabulary, side: str) -> Tokenizer:
@@ -220,6 +220,11 @@ class SentencePieceModel:
             raise BrokenFileError(f"{path} is not a SentencePiece model: it has no pieces")
         return model
 
+    @property
+    def user_defined(self) -> set[str]:
+        """The symbols that stay whole in any text."""
+        return {piece for piece, _, kind in self.pieces if kind == USER_DEFINED}
+
     def build_tokenizer(self, vocabulary: Vocabulary, side: str) -> Tokenizer:
         """Return the tokenizer of one side, with the ids that the toolkit's vocabulary gives to the pieces.
 
@@ -244,12 +249,14 @@ class SentencePieceModel:
             tokenizer = Tokenizer(self.build_bpe(ids, matchable, special.get("unk_token")))
         tokenizer.normalizer = self.build_normalizer(set("".join(matchable)))
         # SentencePiece never matches control symbols in text, but tokenizers would: split them, so that a typed `</s>`
-        # is text.
+        # is text. User-defined symbols stay whole; a unigram model's scores see to that.
         unmatched = {piece for piece, _, kind in self.pieces if kind in (CONTROL, UNKNOWN, BYTE)}
         symbols = [piece for piece in unmatched.union(special.values()) if len(piece) > 1]
-        if symbols:
-            first_letters = "|".join(f"{re.escape(s[0])}(?={re.escape(s[1:])})" for s in sorted(symbols))
-            tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(first_letters), "isolated")
+        parts = [f"{re.escape(symbol[0])}(?={re.escape(symbol[1:])})" for symbol in sorted(symbols)]
+        if self.kind == BPE:
+            parts += map(re.escape, sorted(self.user_defined, key=len, reverse=True))
+        if parts:
+            tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(parts)), "isolated")
         tokenizer.decoder = self.build_decoder()
         add_whole_tokens(tokenizer, whole)
         return vocabulary.add_post_processor(tokenizer, side)
@@ -306,7 +313,7 @@ class SentencePieceModel:
 
         whole: tokens that keep their names, because the tokenizer finds them before the model
         """
-        user_defined = {piece for piece, _, kind in self.pieces if kind == USER_DEFINED}
+        user_defined = self.user_defined
         best = max(matchable.values(), default=0.0)
         own = {piece for piece, *_ in self.pieces}
         entries = [(f"   {id}", 0.0) for id in range(max(ids.values()) + 1)]  # ids without a piece: no text matches
@@ -338,6 +345,7 @@ class SentencePieceModel:
             unk_token=unknown,
             fuse_unk=True,
             byte_fallback=self.byte_fallback,
+            ignore_merges=bool(self.user_defined),  # no merges make these symbols
         )
 
 

@@ -93,8 +93,10 @@ class LanguageTokens:
         """tokenizer: of the sources, a tokenizers.Tokenizer"""
         added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-        found = [token for token in vocabulary if token in added or token.startswith(UNMISTAKABLE)]
-        self.tokens = sorted(filter(LANGUAGE_TOKEN.fullmatch, found), key=vocabulary.__getitem__)
+        # SentencePiece may have learned ▁<2de> from texts that begin with <2de>.
+        texts = {token.removeprefix("▁"): id for token, id in vocabulary.items()}
+        found = [text for text in texts if text in added or text.startswith(UNMISTAKABLE)]
+        self.tokens = sorted(filter(LANGUAGE_TOKEN.fullmatch, found), key=texts.__getitem__)
         longest_first = "|".join(map(re.escape, sorted(self.tokens, key=len, reverse=True)))
         blank = f"(?![{LINE_BREAKS}])[{WHITE_SPACE}]"
         self._beginning = re.compile(f"(?:\\A|(?<=[{LINE_BREAKS}]))(?:{blank})*({longest_first})((?:{blank})*)")
