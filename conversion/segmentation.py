@@ -110,7 +110,7 @@ def build_pattern_tokenizer(vocabulary: Vocabulary, side: str, pattern: str) -> 
 
 
 def add_whole_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> None:
-    """Make tokens of the vocabulary stay whole in any text. Spaces after them separate them from it, and are dropped."""
+    """Make tokens of the vocabulary stay whole in any text, without the spaces after them."""
     tokenizer.add_tokens([AddedToken(token, normalized=False, rstrip=True) for token in tokens])
 
 
