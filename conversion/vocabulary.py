@@ -210,6 +210,23 @@ def read_both_sides(
     return Vocabulary(source, target, start=ids["bos"], files=list(files), **ids, **settings)
 
 
+def join_sides(
+    source: list[str], target: list[str], start: str, end: str, unknown: str, pad: str, where: str
+) -> Vocabulary:
+    """Return the vocabulary of OpenNMT-py or eole, which add nothing to sources: only the target needs start and end.
+
+    where: the places of the two lists, for messages
+    """
+    if missing := [token for token in (start, end) if token not in target]:
+        raise InputError(f"{where}: the target's lacks {', '.join(missing)}")
+    bos, eos = target.index(start), target.index(end)
+    ids = find_common_ids(source, target, {"unknown": [unknown], "pad": [pad]}, where)
+    has_both = source[eos : eos + 1] == [end] and source[bos : bos + 1] == [start]
+    return Vocabulary(
+        source, target, eos, bos=bos, start=bos, source_template=(TEXT,), source_has_bos_and_eos=has_both, **ids
+    )
+
+
 def find_common_ids(
     source: Sequence[str], target: Sequence[str], special: Mapping[str, Sequence[str]], where: str
 ) -> dict[str, Any]:
