@@ -246,7 +246,8 @@ class SentencePieceModel:
         if self.kind == UNIGRAM:
             tokenizer = Tokenizer(self.build_unigram(ids, matchable, whole, vocabulary))
         else:
-            tokenizer = Tokenizer(self.build_bpe(ids, matchable, special.get("unk_token")))
+            own = {*matchable, *special.values(), *whole}
+            tokenizer = Tokenizer(self.build_bpe(ids, own, matchable, special.get("unk_token")))
         tokenizer.normalizer = self.build_normalizer(set("".join(matchable)))
         # SentencePiece never matches control symbols in text, but tokenizers would: split them, so that a typed `</s>`
         # is text. User-defined symbols stay whole; a unigram model's scores see to that.
@@ -295,9 +296,7 @@ class SentencePieceModel:
         return normalizers.Sequence(steps)
 
     def build_decoder(self) -> decoders.Decoder:
-        steps: list[decoders.Decoder] = []
-        if self.kind == UNIGRAM:
-            steps.append(decoders.Replace(" ", ""))  # see `build_unigram`
+        steps: list[decoders.Decoder] = [decoders.Replace(" ", "")]  # see `build_unigram` and `build_bpe`
         if self.byte_fallback:
             steps.append(decoders.ByteFallback())
         steps += [decoders.Replace(SPACE, " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -331,21 +330,31 @@ class SentencePieceModel:
                 entries[id] = f" {piece}  ", 0.0
         return models.Unigram(entries, unk_id=vocabulary.unknown, byte_fallback=self.byte_fallback)
 
-    def build_bpe(self, ids: dict[str, int], matchable: dict[str, float], unknown: str | None) -> models.BPE:
-        """Return a model of the merges that make each piece, the best score first."""
+    def build_bpe(
+        self, ids: dict[str, int], own: set[str], matchable: dict[str, float], unknown: str | None
+    ) -> models.BPE:
+        """Return a model of the merges that make each piece, the best score first.
+
+        No merges make user-defined symbols: with them, a text between two symbols that is a token becomes that token. A
+        space in front of the other side's tokens keeps texts from being one of them. The decoder removes these spaces.
+
+        own: the tokens that keep their names
+        """
         merges = [
             (-score, ids[piece[:cut]], ids[piece[cut:]], piece[:cut], piece[cut:])
             for piece, score in matchable.items()
             for cut in range(1, len(piece))
             if piece[:cut] in matchable and piece[cut:] in matchable
         ]
+        if self.user_defined:
+            ids = {piece if piece in own else f" {piece}": id for piece, id in ids.items()}
         return models.BPE(
             ids,
             [(left, right) for *_, left, right in sorted(merges)],
             unk_token=unknown,
             fuse_unk=True,
             byte_fallback=self.byte_fallback,
-            ignore_merges=bool(self.user_defined),  # no merges make these symbols
+            ignore_merges=bool(self.user_defined),
         )
 
 

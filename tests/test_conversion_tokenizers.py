@@ -70,11 +70,18 @@ def test_user_defined_symbols_stay_whole(kind: str, symbols: list[str], tmp_path
     )  # fmt: skip
     theirs = pytest.importorskip("sentencepiece").SentencePieceProcessor(model_proto=content)
     ours = SentencePieceModel.read(tmp_path / "spm.model")
-    tokens = [piece for piece, _, _ in ours.pieces]
+    tokens = [*(piece for piece, _, _ in ours.pieces), "▁naïve—test…", "▁Dog"]  # the last are of the other side
     tokenizer = ours.build_tokenizer(Vocabulary(tokens, tokens, eos=0, unknown=1), "source")
     symbol = symbols[0].removeprefix("▁")
-    for text in [*TEXTS, *(text for word in TEXTS for text in (f"{symbol} {word}", f"{word}{symbol}abcab{word}"))]:
-        assert tokenizer.encode(text).ids == [*theirs.encode(text), 0], text
+    for text in [
+        *TEXTS,
+        "Dog",
+        *(text for word in TEXTS for text in (f"{symbol} {word}", f"{word}{symbol}abcab{word}")),
+    ]:
+        ids = theirs.encode(text)
+        assert tokenizer.encode(text).ids == [*ids, 0], text
+        if 1 not in ids:
+            assert tokenizer.decode(ids) == theirs.decode(ids)
     has_languages = symbol == "<2de>"
     assert LanguageTokens(tokenizer).tokens == ([token.removeprefix("▁") for token in symbols] if has_languages else [])
 

@@ -18,7 +18,7 @@ from ..rename import Rule, expand_layers, find_first, select_weights
 from ..segmentation import add_tokenizers
 from ..toolkit import Description, register_reader
 from ..vocabulary import Vocabulary, join_sides
-from .opennmt_py import RATES, refuse_by_name
+from .opennmt_py import RATES, read_tokens, refuse_by_name
 
 EPSILON, OLD_EPSILON = 1e-5, 1e-6
 EPSILON_ASSUMED = (
@@ -135,10 +135,9 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     """Read vocab.json, which has the tokens of both sides and the names of the special tokens."""
     file = folder / "vocab.json"
     content = read_json_object(file, "specials")
-    source, target = content.get("src"), content.get("tgt")
-    for side in (source, target):
-        if not isinstance(side, list) or not all(isinstance(token, str) for token in side):
-            raise BrokenFileError(f"{file}: `src` and `tgt` must be lists of tokens")
+    source, target = (read_tokens(content.get(side)) for side in ("src", "tgt"))
+    if source is None or target is None:
+        raise BrokenFileError(f"{file}: `src` and `tgt` must be lists of tokens")
     given = content.get("specials", {})
     names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<blank>"}
     start, end, unknown, pad = (given.get(name) or default for name, default in names.items())

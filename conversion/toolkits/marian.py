@@ -235,10 +235,9 @@ def read_tokens(file: Path, rows: int) -> list[str]:
     """Read a vocabulary in YAML or JSON (token: id) or with one token per line, truncated to the model's rows."""
     if file.suffix == ".fsv":
         raise InputError(f"{file}: a factored vocabulary cannot be converted")
-    if file.suffix not in (".yml", ".yaml", ".json"):
-        check_readable(file)
-        return list(read_lines(file))[:rows]
     check_readable(file)
+    if file.suffix not in (".yml", ".yaml", ".json"):
+        return list(read_lines(file))[:rows]
     try:
         text = file.read_bytes().removeprefix(BYTE_ORDER_MARK).decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
