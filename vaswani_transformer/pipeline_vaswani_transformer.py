@@ -55,7 +55,7 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         them (default); False cuts only lines that are longer than max_source_length
 
     `src_lang` is refused. Other arguments go to `generate()`,
-    whose defaults are the paper's search. A text without a letter or digit is copied. Translations do not
+    whose defaults are the paper's search. A text without a letter is copied. Translations do not
     depend on the other texts in the batch.
     """
 

@@ -251,7 +251,7 @@ class Translator(ABC):
         return hypotheses
 
     def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
-        """Translate texts by beam search (section 6.1); text without a letter or digit is copied.
+        """Translate texts by beam search (section 6.1); text without a letter is copied.
 
         options: those of `find_hypotheses`, which also returns scores and further translations
         Returns the best translation of each text, in order. Raises InputError.
