@@ -225,6 +225,17 @@ def test_broken_files_are_named(folder: Path, tmp_path: Path, file: str, content
         OnnxTranslator.from_pretrained(tmp_path / "broken")
 
 
+def test_an_export_of_other_weights_is_refused(exported: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(exported / "model", tmp_path / "model")
+    shutil.copytree(exported / "onnx", model / "onnx")
+    assert OnnxTranslator.from_pretrained(model).folder == model / "onnx"
+    weights = bytearray((model / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (model / "model.safetensors").write_bytes(weights)
+    with pytest.raises(BrokenFileError, match=r"model.onnx was exported from other weights than .*model.safetensors"):
+        OnnxTranslator.from_pretrained(model)
+
+
 def test_another_graph_is_refused(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "other", ignore=shutil.ignore_patterns("export.json"))
     op = GraphBuilder("other.")

@@ -23,6 +23,7 @@ from .errors import InputError
 from .exit import exit_cleanly
 from .lines import check_file, open_output, read_arriving_lines, read_lines, remove_line_breaks, unwrap_lines
 from .model_argument import find_model, find_onnx_model
+from .model_folder import choose_backend
 from .options import (
     Backend,
     BatchTokens,
@@ -252,8 +253,7 @@ def translate(
         typer.Option(help="Append doubtful translations to this file: line, reason, source, text (tab-separated)."),
     ] = None,
     warn_ratio: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, help="Doubt translations with fewer than RATIO times the source's tokens."),
+        float | None, typer.Option(help="Doubt translations with fewer than RATIO times the source's tokens.")
     ] = None,
     chunk_lines: Annotated[
         int, typer.Option(min=1, help="Lines that are batched together, and lost at most by an interruption.")
@@ -378,6 +378,11 @@ def warn_of_doubts(counts: Counter[str], report: str | None) -> None:
 
 def load_translator(folder: Path, backend: Any = "torch", **options: Any) -> Any:
     """Load the Translator of a command."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise InputError(
+            f"torchrun starts {os.environ['WORLD_SIZE']} processes, which would all do the same work; run the command "
+            "without it (`translate --workers` uses all cores; examples/ray/translate.py uses several GPUs)"
+        )
     if backend == "torch":
         quiet_transformers()
     return Translator.from_pretrained(folder, backend=backend, local_files_only=True, **options)
@@ -600,7 +605,7 @@ def doctor(
     folder = None if model is None else find_model(context, model, revision, dry_run)
     from .doctor import environment_lines, model_lines
 
-    of_model = [] if folder is None else model_lines(load_translator(folder), folder)
+    of_model = [] if folder is None else model_lines(load_translator(folder, choose_backend(folder)), folder)
     # The fences keep the columns when the lines are pasted into an issue.
     for line in chain(["```text"], environment_lines(), of_model, ["```"]):
         typer.echo(line)

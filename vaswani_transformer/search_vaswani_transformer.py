@@ -124,7 +124,8 @@ class SearchSettings:
         given = {field.name: config[field.name] for field in fields(cls) if config.get(field.name) is not None}
         given.pop("num_return_sequences", None)
         if not {"extra_length", "max_new_tokens"} & given.keys() and config.get("max_length") is not None:
-            given["max_new_tokens"] = config["max_length"] - 1  # without the start token
+            longest = check_number("max_length", config["max_length"], 2, LONGEST_OUTPUT)
+            given["max_new_tokens"] = longest - 1  # without the start token
         return cls(**{"num_beams": 1, "length_penalty": 1.0, "early_stopping": False} | given)
 
 

@@ -20,7 +20,7 @@ from .doubts import Doubt, find_reasons
 from .errors import BrokenFileError, InputError, as_input_errors
 from .lines import check_unicode
 from .model_folder import AlignmentHead
-from .search_vaswani_transformer import SearchSettings, check_number
+from .search_vaswani_transformer import SearchSettings, check_number, check_real
 from .sentences_vaswani_transformer import (
     LanguageTokens,
     MissingLanguage,
@@ -336,6 +336,8 @@ class Translator(ABC):
             limit = source_limit(max_source_length, self.trained_length, self.positions, split_sentences)
             batch_tokens = check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
             self.languages.prefix(target_language)  # raises ValueError for an unknown language
+            if warn_ratio is not None:
+                check_real("warn_ratio", warn_ratio, 0, 1, "0: no translation is too short")
             workers = cores or 1 if workers is None else check_number("workers", workers, 1, MOST_WORKERS)
 
         def begin(texts: str | Sequence[str]) -> Chunk:
