@@ -24,7 +24,7 @@ from vaswani_transformer import SearchSettings, TorchTranslator, Translator
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.exit import find_exit_code, render
 from vaswani_transformer.loading import load_config, load_model, load_tokenizer
-from vaswani_transformer.model_folder import read_tokenizer
+from vaswani_transformer.model_folder import ModelFolder, read_tokenizer
 from vaswani_transformer.onnx_translator import OnnxTranslator
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
@@ -413,4 +413,4 @@ def test_pickling_keeps_the_folder_device_and_threads(
     assert copy.translate(ENGLISH) == translator.translate(ENGLISH)
     assert copy.session.get_session_options().intra_op_num_threads == 1
     with pytest.raises(TypeError, match="only if from_pretrained loaded it"):
-        pickle.dumps(OnnxTranslator(translator.session, translator.tokenizer, translator.config))
+        pickle.dumps(OnnxTranslator(translator.session, ModelFolder(translator.folder)))

@@ -198,6 +198,15 @@ def test_the_lines_of_a_paragraph_are_joined(text, expected):
     assert list(unwrap_lines(text.split("\n"))) == expected
 
 
+def test_numbers_and_code_are_not_joined_with_the_text_around_them():
+    """As in subtitles, whose times are copied, and in a README."""
+    subtitles = ["1", "00:00:01,000 --> 00:00:04,000", "A dog runs", "in the snow.", ""]
+    code = ["The command is", "```", "run the", "program", "```", "and no", "other."]
+    assert list(unwrap_lines(subtitles + code)) == [
+        *subtitles[:2], "A dog runs in the snow.", "", "The command is", *code[1:5], "and no other."
+    ]  # fmt: skip
+
+
 def test_a_wrapped_text_gives_a_line_for_each_paragraph(words, work, tmp_path):
     write_lines(tmp_path / "text", ["The house", "is small.", "", "---", "The cat."])
     main([*words(input=tmp_path / "text"), "--unwrap"])

@@ -41,8 +41,6 @@ from .programs import import_program, program_name
 from .translate_file import model_sha256, translate_file
 from .translator import Hypothesis, MissingLanguageError, NotFiniteError, Translator, as_texts
 
-LINES_FOR_HEADS = 1000
-
 app = typer.Typer(
     rich_markup_mode=None,
     help="The Transformer of Attention Is All You Need: train it, translate with it, inspect it.",
@@ -71,6 +69,8 @@ Progress = Annotated[
     bool | None, typer.Option(help="Show progress bars on stderr; default: on a terminal, if the input is a file.")
 ]
 Output = Annotated[str, typer.Option(help="A file, or - for stdout.")]
+Source = Annotated[str, typer.Option(help="A UTF-8 text file (.gz too).")]
+Target = Annotated[str, typer.Option(help="Its translation, line by line; - for stdin.")]
 Picture = Annotated[str, typer.Option(callback=check_picture, help="A .png, .svg or .pdf file.")]
 
 # The programs parse their arguments themselves, including --help.
@@ -281,8 +281,7 @@ def translate(
         append_report(Path(report), [], 1)
     if in_parts and not Path(output).absolute().parent.is_dir():
         raise InputError(f"--output {output}: the folder {Path(output).parent} does not exist")
-    if progress is None:
-        progress = shows_progress_by_default(input, output)
+    progress = shows_progress(progress, input, output)
     options = {"device": device, "dtype": dtype, "threads": threads, "precision": precision}
     translator = load_translator(folder, backend, **options)
     settings = translator.change_search(
@@ -339,8 +338,7 @@ def translate(
 
     if in_parts:
         about = {"model": model_sha256(translator.folder), "backend": backend, "dtype": dtype, "precision": precision}
-        about |= {"scores": scores, "unwrap": unwrap, **cut, **vars(settings)}
-        about |= {"alignments": alignments or None}  # parts of earlier versions do not name it
+        about |= {"scores": scores, "alignments": alignments, "unwrap": unwrap, **cut, **vars(settings)}
         translate_file(
             partial(translate_chunks, look_ahead=True),
             Path(input), Path(output), chunk_lines, about, read,
@@ -401,8 +399,10 @@ def stopping_rule(text: str) -> bool | int | str:
     return {"true": True, "false": False}.get(text, int(text) if text.isdecimal() else text)
 
 
-def shows_progress_by_default(input: str, output: str) -> bool:
-    """Return whether stderr is a terminal that neither input nor output shares."""
+def shows_progress(progress: bool | None, input: str, output: str) -> bool:
+    """Return whether to show progress; by default, if stderr is a terminal that neither input nor output shares."""
+    if progress is not None:
+        return progress
     return input != "-" and sys.stderr.isatty() and not (output == "-" and os.isatty(1))
 
 
@@ -425,8 +425,8 @@ def columned_lines(hypotheses: list[Hypothesis], number: int | None, has_scores:
 def score(
     context: typer.Context,
     model: Model,
-    source: Annotated[str, typer.Option(help="A UTF-8 text file (.gz too).")],
-    target: Annotated[str, typer.Option(help="Its translation, line by line; - for stdin.")],
+    source: Source,
+    target: Target,
     output: Output = "-",
     target_language: TargetLanguage = None,
     tokens: Annotated[
@@ -441,8 +441,7 @@ def score(
 ) -> None:
     folder = find_model(context, model, revision, dry_run)
     sources, targets = read_parallel(source, target)
-    if progress is None:
-        progress = shows_progress_by_default(target, output)
+    progress = shows_progress(progress, target, output)
     with open_output(output) as out:
         translator = load_translator(folder, device=device, dtype=dtype)
         from .attention_maps import token_labels
@@ -472,8 +471,8 @@ def read_parallel(source: str, target: str) -> tuple[list[str], list[str]]:
 def align(
     context: typer.Context,
     model: Model,
-    source: Annotated[str, typer.Option(help="A UTF-8 text file (.gz too).")],
-    target: Annotated[str, typer.Option(help="Its translation, line by line; - for stdin.")],
+    source: Source,
+    target: Target,
     output: Output = "-",
     target_language: TargetLanguage = None,
     batch_tokens: BatchTokens = 8192,
@@ -485,8 +484,7 @@ def align(
 ) -> None:
     folder = find_model(context, model, revision, dry_run)
     sources, targets = read_parallel(source, target)
-    if progress is None:
-        progress = shows_progress_by_default(target, output)
+    progress = shows_progress(progress, target, output)
     with open_output(output) as out:
         translator = load_translator(folder, device=device, dtype=dtype)
         from .alignments import find_links, format_links
@@ -518,9 +516,8 @@ def choose_heads(
         references = compute_references(sources, targets)
     else:
         references = read_references(Path(reference), sources, targets)
-    if progress is None:
-        progress = shows_progress_by_default(source, "-")
-    first = slice(LINES_FOR_HEADS)
+    progress = shows_progress(progress, source, "-")
+    first = slice(1000)
     options = {"batch_tokens": batch_tokens, "target_language": target_language, "progress": progress}
     found = translator.choose_heads(sources[first], targets[first], references[first], **options)
     for head, rate in found.single.items():

@@ -396,23 +396,15 @@ def parse_alignment_heads(settings: dict[str, Any], config: Mapping[str, Any]) -
 
     config: the content of config.json
     """
-    value, (layers, heads) = (
-        settings.get("alignment_heads"),
-        (config["decoder_layers"], config["decoder_attention_heads"]),
-    )
+    value, layers, heads = settings.get("alignment_heads"), config["decoder_layers"], config["decoder_attention_heads"]
     if value is None:
         return None
-    limits = (layers, heads, 2)
-    if (
-        not isinstance(value, list)
-        or not value
-        or not all(
-            isinstance(entry, list | tuple)
-            and len(entry) == len(limits)
-            and all(type(number) is int and 0 <= number < limit for number, limit in zip(entry, limits, strict=True))
-            for entry in value
-        )
-    ):
+
+    def is_head(entry: Any) -> bool:
+        is_list = isinstance(entry, list | tuple) and len(entry) == 3 and all(type(number) is int for number in entry)
+        return is_list and all(0 <= number < most for number, most in zip(entry, (layers, heads, 2), strict=True))
+
+    if not isinstance(value, list) or not value or not all(map(is_head, value)):
         raise ValueError(
             f"alignment_heads is {reprlib.repr(value)}; each entry must be [layer, head, offset], with layers 0 to "
             f"{layers - 1}, heads 0 to {heads - 1} and offsets 0 and 1 (`choose-heads` writes it)"

@@ -109,30 +109,35 @@ NOTHING = Hypothesis("", 0.0, [])  # the translation of what is only copied
 
 @dataclass(frozen=True)
 class TranslationOptions:
-    """How to translate texts, besides the settings of the search. Raises ValueError naming a value out of range."""
+    """How to translate texts, besides the settings of the search. Raises ValueError naming a value out of range.
 
-    # Most source tokens, padding included, times beams in a batch; it limits memory. A sentence counts as at least one
-    # token for every 4,096 tokens of the target vocabulary, for its logits.
+    batch_tokens: maximum number of source tokens, padding included, times beams in a batch; limits memory use. A
+        sentence counts as at least one token for every 4,096 tokens of the target vocabulary, for its logits.
+    max_source_length: split sentences of more tokens (default: the length that 99% of the training sentences do not
+        exceed, or 128 if unknown; at least 128 for whole lines).
+    split_sentences: translate the sentences of a text one by one, as models are trained. What stands between them is
+        copied: white space, line breaks, bullets, rules, numbers. False splits only lines that are longer than
+        max_source_length.
+    target_language: of a model with language tokens such as >>deu<<, "deu" or the token itself, which is put in front
+        of every sentence. A text that begins with a token, or has one at the beginning of a line, keeps it. None
+        refuses texts without a token if the model has several; "" translates them without one.
+    progress: show progress bars on stderr.
+    doubts: a list to which the parts with a doubtful best translation are added: empty, a loop, a cut sentence.
+    warn_ratio: also those with fewer target than source tokens times this number.
+    alignments: align the words of the translations with those of the texts: `alignment` and `links` of the results.
+    workers: number of batches that are searched at the same time, each on one CPU thread; memory grows with it. 1 uses
+        all threads inside each operator, as does any text that fits into one batch. Translations do not depend on it.
+        Default: the number of threads, or 1 on a GPU.
+    """
+
     batch_tokens: int = 8192
-    # Split sentences of more tokens. Default: the length that 99% of the training sentences do not exceed, or 128 if
-    # that is unknown; at least 128 for whole lines.
     max_source_length: int | None = None
-    # Translate the sentences of a text one by one, as models are trained. What stands between them is copied: white
-    # space, line breaks, bullets, rules, numbers. False splits only lines that are longer than max_source_length.
     split_sentences: bool = True
-    # Of a model with language tokens such as >>deu<<: "deu" or the token itself, which is put in front of every
-    # sentence. A text that begins with a token, or has one at the beginning of a line, keeps it. None refuses texts
-    # without a token if the model has several; "" translates them without one.
     target_language: str | None = None
-    progress: bool = False  # show progress bars on stderr
-    # A list to which the parts with a doubtful best translation are added: empty, a loop, a cut sentence, and, with a
-    # warn_ratio, fewer target tokens than source tokens times this number.
+    progress: bool = False
     doubts: list[Doubt] | None = None
     warn_ratio: float | None = None
-    alignments: bool = False  # align the words of the translations with those of the texts
-    # Batches that are searched at the same time, each on one CPU thread; memory grows with it. 1 uses all threads
-    # inside each operator, as does any text that fits into one batch. Translations do not depend on it. Default: the
-    # number of threads, or 1 on a GPU.
+    alignments: bool = False
     workers: int | None = None
 
     def __post_init__(self):
@@ -160,7 +165,7 @@ class Translator(ABC):
     find the same translations.
     """
 
-    folder: Path | None = None  # that it was loaded from
+    folder: Path | None = None  # the folder that the model was loaded from
     search: SearchSettings  # of generation_config.json, the defaults of both methods
     trained_length: int | None  # tokens of the longest source sentence of the training; None: unknown
     positions: int | None  # number of learned positions; None: no maximum
