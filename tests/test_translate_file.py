@@ -5,14 +5,15 @@ import random
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import wait_until, write_lines
 from saved_model import ENGLISH, GERMAN, saved_model
 
 from vaswani_transformer import Translator
-from vaswani_transformer.cli import main
-from vaswani_transformer.doubts import find_reasons
+from vaswani_transformer.cli import append_report, main
+from vaswani_transformer.doubts import Doubt, find_reasons
 from vaswani_transformer.lines import unwrap_lines
 
 LINES = 47
@@ -196,6 +197,12 @@ WRAPPED = [
 @pytest.mark.parametrize("text, expected", WRAPPED)
 def test_the_lines_of_a_paragraph_are_joined(text, expected):
     assert list(unwrap_lines(text.split("\n"))) == expected
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux")
+def test_a_report_on_a_full_disk_is_named():
+    with pytest.raises(OSError, match="/dev/full"):
+        append_report(Path("/dev/full"), [Doubt(0, "reason", "source", "translation")], 1)
 
 
 def test_numbers_and_code_are_not_joined_with_the_text_around_them():

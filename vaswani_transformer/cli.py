@@ -364,6 +364,9 @@ def append_report(path: Path, doubts: list[Doubt], first: int) -> None:
             file.write(content)
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise InputError(f"--report {path}: {error.strerror}; name a file in an existing folder") from None
+    except OSError as error:  # a full disk
+        error.filename = str(path)
+        raise
 
 
 def warn_of_doubts(counts: Counter[str], report: str | None) -> None:

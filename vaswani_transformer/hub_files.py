@@ -20,9 +20,8 @@ PREFERRED_WEIGHTS = (WEIGHTS, "pytorch_model.bin")
 class DryRun(Exception):  # noqa: N818  (no error)
     """Ends a download before it begins. files: name, size in bytes, and whether the cache has it"""
 
-    def __init__(self, repo: str, commit: str, files: list[tuple[str, int, bool]]):
-        super().__init__(repo)
-        self.repo, self.commit, self.files = repo, commit, files
+    def __init__(self, commit: str, files: list[tuple[str, int, bool]]):
+        self.commit, self.files = commit, files
 
 
 def find_folder(
@@ -68,21 +67,16 @@ def download(repo: str, revision: str | None, files: Sequence[str], dry_run: boo
     files: glob patterns
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils import disable_progress_bars
 
     options: dict[str, Any] = {"revision": revision, "allow_patterns": list(files)}
     with hub_errors(repo, revision):
         if not dry_run:
             return Path(snapshot_download(repo, **options))
-        were_disabled = are_progress_bars_disabled()
-        disable_progress_bars()
-        try:
-            planned: Any = snapshot_download(repo, dry_run=True, **options)
-        finally:
-            if not were_disabled:
-                enable_progress_bars()
+        disable_progress_bars()  # the list is all that a command with --dry-run prints
+        planned: Any = snapshot_download(repo, dry_run=True, **options)
     found = sorted((file.filename, file.file_size or 0, file.is_cached) for file in planned)
-    raise DryRun(repo, planned[0].commit_hash if planned else "", found)
+    raise DryRun(planned[0].commit_hash if planned else "", found)
 
 
 def download_any(
