@@ -413,4 +413,4 @@ def test_pickling_keeps_the_folder_device_and_threads(
     assert copy.translate(ENGLISH) == translator.translate(ENGLISH)
     assert copy.session.get_session_options().intra_op_num_threads == 1
     with pytest.raises(TypeError, match="only if from_pretrained loaded it"):
-        pickle.dumps(OnnxTranslator(translator.session, ModelFolder(translator.folder)))
+        pickle.dumps(OnnxTranslator(translator.session, ModelFolder(folder)))
