@@ -251,7 +251,9 @@ def template(tmp_path_factory) -> Path:
                 suffix = ".gz" if opened is gzip.open else ""
                 with opened(folder / corpus / f"{name}.{language}{suffix}", "wt", encoding="utf-8") as file:
                     file.writelines(f"{row[column]}\n" for row in demo_corpus.load(split)[:pairs])
-    write_lines(folder / "mytext" / "test.kinds", [row[0] for row in demo_corpus.load("test")[:20]])
+    (folder / "demo" / "corpus").mkdir()
+    for column, name in enumerate(("kinds", "en", "de")):
+        write_lines(folder / "demo" / "corpus" / f"test.{name}", [row[column] for row in demo_corpus.load("test")[:20]])
     for name in ("training", "tests"):
         (folder / name).symlink_to(ROOT / name)
     return folder
