@@ -137,7 +137,7 @@ class Provenance:
 
 def read_results(path: Path) -> list[dict[str, str]]:
     """Read a results file. Raises InputError if it is not one."""
-    with check_file(path).open(newline="", encoding="utf-8") as file:
+    with check_file(path).open(newline="", encoding="utf-8-sig") as file:  # Excel adds a byte order mark
         try:
             reader = csv.DictReader(file, strict=True)
             if missing := [name for name in RESULT_COLUMNS if name not in (reader.fieldnames or ())]:

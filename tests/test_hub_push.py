@@ -781,6 +781,20 @@ def test_the_card_of_a_converted_model_names_its_source(folder):
     assert card.data.language == ["fr", "en"]
 
 
+def test_a_downloaded_model_keeps_the_languages_of_its_card(folder, refused):
+    (folder / "README.md").write_text("---\nlanguage: [fr, en]\n---\n")
+    card: Any = card_of(written(folder))
+    assert card.data.language == ["fr", "en"] and "Translates French to English" in card.text
+    (folder / "README.md").write_text("---\nlanguage: [fr\n---\n")
+    assert f"{folder / 'README.md'}: the metadata is not valid" in refusal(refused, folder, REPO, code=3)
+
+
+def test_results_that_a_spreadsheet_has_saved_are_read(trained, tmp_path):
+    results = rows(tmp_path / "results.csv", trained, {})
+    results.write_text(results.read_text(), encoding="utf-8-sig")
+    assert card_of(written(trained, "--results", results)).data.eval_results
+
+
 def test_the_card_links_to_the_project(folder, tmp_path, monkeypatch):
     record = tmp_path / "site" / "vaswani_transformer-9.dist-info" / "METADATA"
     record.parent.mkdir(parents=True)
