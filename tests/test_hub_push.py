@@ -792,7 +792,8 @@ def test_a_downloaded_model_keeps_the_languages_of_its_card(folder, refused):
 def test_results_that_a_spreadsheet_has_saved_are_read(trained, tmp_path):
     results = rows(tmp_path / "results.csv", trained, {})
     results.write_text(results.read_text(), encoding="utf-8-sig")
-    assert card_of(written(trained, "--results", results)).data.eval_results
+    card: Any = card_of(written(trained, "--results", results))
+    assert card.data.eval_results
 
 
 def test_the_card_links_to_the_project(folder, tmp_path, monkeypatch):
