@@ -54,6 +54,11 @@ def literal(value: object) -> Markdown:
     return Markdown(escape_controls(json.dumps(value, ensure_ascii=False)))
 
 
+def comment(value: object) -> Markdown:
+    """Return a value as a comment of Python, for a block of code."""
+    return Markdown(f"# {join_lines(str(value))}")
+
+
 def trusted(value: object) -> Markdown:
     """Return Markdown that this package has written itself."""
     return Markdown(value)
@@ -69,4 +74,11 @@ def longest_run(text: str) -> int:
     return max(map(len, re.findall("`+", text)), default=0)
 
 
-FILTERS: dict[str, Any] = {"code": code, "block": block, "note": note, "literal": literal, "trusted": trusted}
+FILTERS: dict[str, Any] = {
+    "code": code,
+    "block": block,
+    "note": note,
+    "literal": literal,
+    "comment": comment,
+    "trusted": trusted,
+}

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.lines import check_file
+from vaswani_transformer.languages import read_languages
+from vaswani_transformer.lines import check_file, read_lines
 from vaswani_transformer.model_folder import CONVERSION_NOTES, CONVERSION_RECORD, read_json_object
 from vaswani_transformer.training_run import (
     METRICS,
@@ -44,6 +45,7 @@ class Provenance:
     environment: versions and device of the training.  notes: CONVERSION.md below its heading
     results: the rows of results files that measured these weights
     stated: values of `push` options, which take precedence over recorded ones
+    languages: the codes of source and target language, None if one of them is unknown
     """
 
     def __init__(self, folder: Path, weights_sha256: str, results: Sequence[Path], stated: dict[str, str | None]):
@@ -64,12 +66,12 @@ class Provenance:
         check_types(record, self.conversion.get("options", {}), {"source_lang": str, "target_lang": str})
         self.curves = read_curves(log) if log.is_file() else {}
         self.progress, self.environment = read_progress(folder), read_state(folder).get("environment", {})
-        try:
-            self.notes = notes.read_text(encoding="utf-8").splitlines()[2:] if notes.is_file() else []
-        except UnicodeDecodeError as error:
-            raise BrokenFileError(f"{notes} is not UTF-8 ({error})") from None
+        self.notes = list(read_lines(notes))[2:] if notes.is_file() else []
         self.results = self.matching_rows(weights_sha256, results)
         self.stated = stated
+        source, target = read_languages(folder) or (None, None)
+        source, target = stated.get("source_language") or source, stated.get("target_language") or target
+        self.languages = (source, target) if source and target else None
 
     def matching_rows(self, weights_sha256: str, results: Sequence[Path]) -> list[dict[str, str]]:
         """Return the rows of these weights in the shipped results files and in `results`, each of which must have one.
@@ -97,16 +99,6 @@ class Provenance:
     def scores(self) -> dict[str, str]:
         """The score columns and their names. Models trained on lowercased text report lowercased BLEU."""
         return {"bleu_lowercase": "BLEU"} if self.recipe.get("lowercase") else {"bleu": "BLEU", "chrf": "chrF"}
-
-    @property
-    def languages(self) -> tuple[str, str] | None:
-        """The codes of source and target language: stated, from the recipe, or from the converted checkpoint."""
-        options = self.conversion.get("options", {})
-        source, target = (
-            self.stated.get(f"{side}_language") or self.recipe.get(f"{side}_language") or options.get(f"{side}_lang")
-            for side in ("source", "target")
-        )
-        return (str(source), str(target)) if source and target else None
 
     @property
     def dataset(self) -> str | None:
@@ -145,7 +137,7 @@ class Provenance:
 
 def read_results(path: Path) -> list[dict[str, str]]:
     """Read a results file. Raises InputError if it is not one."""
-    with check_file(path).open(newline="", encoding="utf-8") as file:
+    with check_file(path).open(newline="", encoding="utf-8-sig") as file:  # Excel adds a byte order mark
         try:
             reader = csv.DictReader(file, strict=True)
             if missing := [name for name in RESULT_COLUMNS if name not in (reader.fieldnames or ())]:

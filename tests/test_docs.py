@@ -29,6 +29,7 @@ from typing import Any
 
 import onnx
 import pytest
+from browser import DESKTOP, PHONE, chromium, served
 from conftest import read_rows, write_lines
 from saved_model import saved_model
 
@@ -41,6 +42,11 @@ DOCS = ROOT / "docs"
 GENERATED = {DOCS / "reference" / name for name in ("commands.md", "recipe-keys.md")}
 WRITTEN = sorted(set(DOCS.rglob("*.md")) - GENERATED)
 PAGES = {str(path.relative_to(ROOT)): path for path in [ROOT / "README.md", *WRITTEN]}
+# The pages of the repository; paper/page.md is a template.
+MARKDOWN = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
+for folder in ("benchmarks", "conversion", "examples", "hub", "paper", "serving", "tests", "training"):
+    MARKDOWN += (ROOT / folder).rglob("*.md")
+MARKDOWN = sorted(path for path in MARKDOWN if "node_modules" not in path.parts and path != ROOT / "paper" / "page.md")
 BLOCK = re.compile(
     r"(?:^<!-- (?P<rule>not run|needs|output of): (?P<why>[^>]+) -->\n)?"
     r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$",
@@ -174,15 +180,29 @@ def help_of(name: str) -> str:
     return text
 
 
-def test_links_of_the_readme_lead_to_files_and_headings():
-    """`mkdocs build --strict` checks those of the other pages."""
-    for target in re.findall(r"\]\(([^)\s]+)\)", PAGES["README.md"].read_text(encoding="utf-8")):
+def prose(path: Path) -> str:
+    """Return a page without its blocks of code and comments, and with `code` for code within lines."""
+    text = re.sub(r"^```.*?^```$|<!--.*?-->", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"`[^`\n]*`", "`code`", text)
+
+
+def anchors(path: Path) -> set[str]:
+    """Return the anchors that GitHub and MkDocs give to the headings of a page."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings_of_the_repository(page):
+    """`mkdocs build --strict` checks those of the site. MkDocs' own syntax would be text on GitHub."""
+    text = prose(page)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
         name, _, heading = target.partition("#")
-        if not target.startswith("http"):
-            assert (ROOT / name).exists(), target
-        if heading:
-            headings = re.findall(r"^#+ (.*)$", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE)
-            assert heading in {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings}, target
+        if not re.match(r"https?:", target):
+            assert (page.parent / name).exists(), target
+            assert not heading or heading in anchors(page.parent / name if name else page), target
+    assert not re.search(r"^(:::|!!!|\?\?\?|===) |\)\{|\]\[", text, re.MULTILINE)
 
 
 def test_the_readme_is_short_and_its_results_are_recorded():
@@ -231,7 +251,9 @@ def template(tmp_path_factory) -> Path:
                 suffix = ".gz" if opened is gzip.open else ""
                 with opened(folder / corpus / f"{name}.{language}{suffix}", "wt", encoding="utf-8") as file:
                     file.writelines(f"{row[column]}\n" for row in demo_corpus.load(split)[:pairs])
-    write_lines(folder / "mytext" / "test.kinds", [row[0] for row in demo_corpus.load("test")[:20]])
+    (folder / "demo" / "corpus").mkdir()
+    for column, name in enumerate(("kinds", "en", "de")):
+        write_lines(folder / "demo" / "corpus" / f"test.{name}", [row[column] for row in demo_corpus.load("test")[:20]])
     for name in ("training", "tests"):
         (folder / name).symlink_to(ROOT / name)
     return folder
@@ -408,11 +430,6 @@ def test_the_committed_reference_is_that_of_the_code(monkeypatch):
         assert path.read_text(encoding="utf-8") == text, f"{path.relative_to(ROOT)}: run `make docs`"
 
 
-def test_pages_have_no_directives_that_github_shows_as_text():
-    for page in [*PAGES.values(), *GENERATED]:
-        assert not re.search(r"^(:::|!!!|\?\?\?|===) ", page.read_text(encoding="utf-8"), re.MULTILINE), page.name
-
-
 def test_the_notebook_is_built_from_its_script():
     notebook = load_program("notebook")
     script = ROOT / "examples" / "annotated_transformer.py"
@@ -428,11 +445,36 @@ def test_the_annotated_transformer_runs(tmp_path):
     assert "unseen numbers are right" in printed
 
 
-@pytest.mark.slow
-def test_the_site_builds_without_a_warning(tmp_path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+@pytest.fixture(scope="session")
+def site(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for page in (tmp_path / "site").rglob("*.html"):
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(site):
+    for page in site.rglob("*.html"):
         external = re.findall(r'<(?:script|link|img)\b[^>]*(?:src|href)="(https?://[^"]+)', page.read_text("utf-8"))
         assert not external, f"{page.name} loads {external}"
+
+
+browser = pytest.fixture(chromium, scope="module")
+TOO_WIDE = """() => [document.documentElement, ...document.querySelectorAll("pre > code, .md-typeset__scrollwrap")]
+    .filter(box => box.scrollWidth > box.clientWidth).map(box => `${box.tagName} ${box.innerText.slice(0, 80)}`)"""
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_no_page_of_the_site_is_wider_than_the_window(site, browser):
+    """On a phone, blocks of code and tables scroll by themselves; the page does not."""
+    for viewport in (DESKTOP, PHONE):
+        page = browser.new_page(viewport=viewport)
+        with served(site) as (address, _):
+            for file in sorted(site.rglob("*.html")):
+                page.goto(address + file.relative_to(site).as_posix())
+                found = [box for box in page.evaluate(TOO_WIDE) if viewport == DESKTOP or box.startswith("HTML ")]
+                assert not found, f"{file.relative_to(site)} at {viewport['width']} pixels: {found}"
+        page.close()

@@ -39,7 +39,10 @@ PAYLOADS = [
     "{{ 7 * 7 }}", "{% raw %}", "\n---\nlicense: mit\n---\n", "x: [y", "$$x$$",
 ]  # fmt: skip
 
-WORST = ["a\n\n````\n\n# H\n\n<b>![i](x.png)", "<img src=x> ![i](x.png) [l](x) | www.evil.example \x1b[31m"]
+WORST = [
+    "a\n\n````\n\n# H\n\n<b>![i](x.png)",
+    "<img src=x> ![i](x.png) [l](x) | www.evil.example \x1b[31m \u2028* c\x85* d",
+]
 
 IN_RUN = {
     "command": (), "source_language": ("recipe",), "target_language": ("recipe",), "data": ("recipe",),

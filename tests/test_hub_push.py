@@ -609,7 +609,7 @@ def test_a_card_states_that_there_are_no_results(folder):
     card = card_of(written(folder))
     data: Any = card.data
     assert data.eval_results is None and data.license is None and data.language is None
-    assert card.text.strip().startswith("# model\n\nA translation model: the Transformer of")
+    assert card.text.strip().startswith("# model\n\nA translation model.\nIt is the Transformer of")
     assert "## Use\n\n```bash\npip install torch" in card.text
     assert "No results are recorded for this model" in card.text
     assert "The training of this model was not recorded" in card.text
@@ -666,7 +666,7 @@ def test_the_card_shows_the_provenance(trained, tmp_path):
         "* device: cpu",
         "2.9000 at the end, 2.9000 at the minimum",
         "No training sentence had more than 128 tokens",
-        "| The house \\| is small. | " + translation.replace("|", "\\|"),
+        f'print(translate(["The house | is small."])[0]["translation_text"])\n# {translation}\n```',
         "label_smoothing: 0.1",
         "| news, test2016 | 1000 | 4 | 0.6 | 35.43 | 58.61 | 2026-11-21, commit abc1234, on 2 cores of a test |",
         "not from a mean over several seeds",
@@ -677,6 +677,9 @@ def test_the_card_shows_the_provenance(trained, tmp_path):
     ):
         assert says in card.text, says
     assert "/private" not in card.content
+    places = list(map(card.text.index, ("English to German, trained on news.", "## Use", "## Results", "## Limits",
+                                        "<details>", "`vocab_size`", "label_smoothing", "</details>")))  # fmt: skip
+    assert places == sorted(places), "the settings are folded, below all that a reader decides by"
     assert {"attention.png", "training_curve.png"} <= names(out)
     width = int.from_bytes((out / "attention.png").read_bytes()[16:20], "big")
     assert 8 / 72 * 150 * 760 / width >= 9, "labels of 8 points, at 150 to the inch, on a card 760 pixels wide"
@@ -751,7 +754,8 @@ def test_the_card_of_a_fine_tuned_model_says_so(trained):
     for options, base in (([], "`zero`"), (["--base-model", "owner/older"], "`owner/older`")):
         text = card_of(written(trained, *options)).text
         assert "trained only on" not in text
-        assert f"Fine-tuned from {base}; the settings and numbers below are those of the fine-tuning." in text
+        assert f"Translates English to German, fine-tuned from {base} on news.\n" in text
+        assert "The settings and numbers below are those of the fine-tuning." in text
         assert "source and target tokens; those of the earlier training are not recorded\n" in text
         assert f"* It was fine-tuned on news from {base}" in text
     record = trained / "run.json"
@@ -772,9 +776,24 @@ def test_the_card_of_a_converted_model_names_its_source(folder):
     (folder / "conversion.json").write_text(json.dumps(record))
     (folder / "CONVERSION.md").write_text("# Converted from fairseq\n\n* A note on its tokens.\n")
     card: Any = card_of(written(folder))
-    assert "Converted from a fairseq checkpoint, `checkpoint_best.pt`" in card.text
-    assert "* A note on its tokens." in card.text and "French to English" in card.text
+    assert "Translates French to English, converted from a fairseq checkpoint, `checkpoint_best.pt`.\n" in card.text
+    assert "* A note on its tokens." in card.text
     assert card.data.language == ["fr", "en"]
+
+
+def test_a_downloaded_model_keeps_the_languages_of_its_card(folder, refused):
+    (folder / "README.md").write_text("---\nlanguage: [fr, en]\n---\n")
+    card: Any = card_of(written(folder))
+    assert card.data.language == ["fr", "en"] and "Translates French to English" in card.text
+    (folder / "README.md").write_text("---\nlanguage: [fr\n---\n")
+    assert f"{folder / 'README.md'}: the metadata is not valid" in refusal(refused, folder, REPO, code=3)
+
+
+def test_results_that_a_spreadsheet_has_saved_are_read(trained, tmp_path):
+    results = rows(tmp_path / "results.csv", trained, {})
+    results.write_text(results.read_text(), encoding="utf-8-sig")
+    card: Any = card_of(written(trained, "--results", results))
+    assert card.data.eval_results
 
 
 def test_the_card_links_to_the_project(folder, tmp_path, monkeypatch):

@@ -268,8 +268,9 @@ def test_an_empty_text_keeps_the_last_translation(page: Any, translator) -> None
 
 
 def test_a_line_beyond_the_limit_is_left_out(page: Any, translator) -> None:
+    """Lines end where the text box shows it, and not at U+2028."""
     first, second = translator.translate(ENGLISH[:2])
-    translate(page, f"{ENGLISH[0]}\n{'word ' * 2000}\n{ENGLISH[1]}", f"{first}\n\n{second}")
+    translate(page, f"{ENGLISH[0]}\n{'word ' * 1001}\u2028{'word ' * 1001}\n{ENGLISH[1]}", f"{first}\n\n{second}")
     page.get_by_text("Left out: line 2. The limit is 5,000 characters").wait_for()
 
 

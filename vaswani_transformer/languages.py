@@ -44,5 +44,5 @@ def read_card(path: Path) -> dict[str, Any]:
     try:
         metadata = yaml.safe_load(header[1]) if header else {}
     except yaml.YAMLError as error:
-        raise BrokenFileError(f"{path}: the metadata is not valid YAML ({error})") from None
+        raise BrokenFileError(f"{path}: the metadata is not valid YAML ({error}); mend or remove it") from None
     return metadata if isinstance(metadata, dict) else {}

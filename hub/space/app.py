@@ -7,6 +7,7 @@ It works with any Vaswani Transformer on the Hub, loaded with transformers and `
 `vaswani-transformer space` writes a Space for a model, with model.json in place of MODEL_ID.
 """
 
+import io
 import json
 import os
 import sys
@@ -139,7 +140,7 @@ def joined(sentences: list[Hypotheses]) -> str:
 def within_limit(text: str) -> tuple[str, list[int]]:
     """Return the text without the lines with which it would exceed MAX_CHARACTERS, and their numbers."""
     left, kept, omitted = MAX_CHARACTERS, [], []
-    for number, line in enumerate(text.splitlines(keepends=True), start=1):
+    for number, line in enumerate(io.StringIO(text), start=1):
         if len(line) > left:
             omitted.append(number)
             line = "\n"
