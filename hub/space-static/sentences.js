@@ -48,6 +48,11 @@ const CUTS = [
     new RegExp(`${WHITE}+`, "gu"),
   ],
 ];
+// A mark at which a sentence was cut. It is copied: training text has hardly a sentence that ends in one.
+const CLAUSE_MARK = /(?<![.…])[;:,]$/u;
+const FULL_WIDTH = { ",": "，", ";": "；", ":": "：" };
+const FULL_STOP = /(?<![.…])[.。]$/u;
+const IDEOGRAPH = /[\u3040-\u30ff\u3400-\u9fff]$/u;
 const SPACED_END = /(?:[.!?]|(?<!…)…)["'”’»)\]“‘«]*$/u;
 const OPENING = new Set("\"'“‘„«»‹›([{¿¡*_`-–— \u00a0\u202f");
 const LAST_WORDS = new RegExp(
@@ -67,6 +72,7 @@ const MAX_SOURCE_LENGTH = 128;
 const SHORTEST_MAX_SOURCE_LENGTH = 8; // a character takes up to four tokens, </s> one
 const CHARACTERS_PER_TOKEN = [6, 32]; // to tokenise for a cut: at first, and at most
 const AT_PUNCTUATION = 0.7; // of the limit
+const CLAUSE = 0.35; // of the limit
 
 const words = (text) => new Set(text.split(" "));
 const URDU_VERBS = words(
@@ -172,8 +178,14 @@ export function takeLanguage(line, tokens, chosen) {
   return { prefix: trimStart(rest) === rest ? token : `${token} `, rest: trimStart(rest) };
 }
 
-/** The translations of consecutive parts, joined by what is copied between them, or else by a space if needed. */
+/**
+ * The translations of consecutive parts, joined by what is copied between them, or else by a space if needed. A full stop
+ * in front of a copied comma is dropped, and a comma gets the script's own form.
+ */
 export function joinedTexts(first, copied, second) {
+  const fullWidth = FULL_WIDTH[copied[0]];
+  if (fullWidth) first = first.replace(FULL_STOP, "");
+  if (fullWidth && IDEOGRAPH.test(first)) return first + fullWidth + copied.slice(1).replace(/^ +/, "") + second;
   return first + (copied || (second && SPACED_END.test(first) ? " " : "")) + second;
 }
 
@@ -195,14 +207,19 @@ function cutToLimit(text, limit, tokenStarts) {
       const most = level ? limit : Math.max(1, Math.trunc(AT_PUNCTUATION * limit));
       if (starts.length <= most && isRest) break;
       reach = starts.length > most ? Math.max(beginning(rest, 1).length, starts[most - 1]) : seen.length;
-      const goal = isRest && starts.length <= 2 * most ? middle(seen) : reach;
+      let goal = isRest && starts.length <= 2 * most ? middle(seen) : reach;
+      if (!level) {
+        const clause = starts[Math.min(starts.length - 1, Math.trunc(CLAUSE * limit))];
+        goal = Math.min(goal, clause || seen.length);
+      }
       cut = bestCut(rest, reach, goal, cuts);
       if (cut) break;
     }
     if (!cut && starts.length <= limit && isRest) return [...parts, { copied, sentence: rest }];
-    const sentence = trimEnd(rest.slice(0, cut || reach));
+    const whole = trimEnd(rest.slice(0, cut || reach));
+    const sentence = cut ? whole.replace(CLAUSE_MARK, "") : whole;
     parts.push({ copied, sentence });
-    const after = trimStart(rest.slice(sentence.length));
+    const after = trimStart(rest.slice(whole.length));
     copied = rest.slice(sentence.length, rest.length - after.length);
     start = text.length - after.length;
   }
