@@ -13,6 +13,7 @@ from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import one_line
 from vaswani_transformer.model_folder import CONVERSION_NOTES, CONVERSION_RECORD, ORIGINALS
+from vaswani_transformer.search_vaswani_transformer import SearchSettings
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
 from .folder import write_toolkit_json
@@ -158,7 +159,7 @@ def check_shapes(model: Model, tensors: dict[str, Tensor], reasons: Reasons) -> 
 
 
 def set_search(model: Model, search: Mapping[str, Any]) -> None:
-    """Replace the paper's search by a checkpoint's own settings, see `Description.search`."""
+    """Replace the paper's search by a checkpoint's own settings, see `Description.search`. Raises ValueError."""
     settings = model.generation_config
     for name, value in search.items():
         if name == "suppress_tokens":
@@ -166,6 +167,9 @@ def set_search(model: Model, search: Mapping[str, Any]) -> None:
         elif name == "max_new_tokens":
             vars(settings).pop("extra_length", None)
         setattr(settings, name, value)
+    if settings.num_beams == 1:  # transformers saves no settings of beam search with greedy search
+        settings.early_stopping, settings.length_penalty = False, 1.0
+    SearchSettings.from_generation_config(settings.to_dict())  # which raises the error
 
 
 # ---- the folder ----------------------------------------------------------------------------------------------------

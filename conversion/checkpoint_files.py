@@ -28,6 +28,8 @@ from vaswani_transformer.atomic import atomic_folder, check_new_folder
 from vaswani_transformer.errors import BrokenFileError, InputError, one_line, out_of_memory
 from vaswani_transformer.model_folder import check_readable
 
+from .options import show_value
+
 SCALAR = np.float64(0).__reduce__()[0]  # numpy's private constructor of scalars
 
 
@@ -75,10 +77,17 @@ def require_file(folder: Path, *patterns: str, remedy: str = "") -> Path:
     return file
 
 
-def read_yaml(file: Path, loader: Any = yaml.SafeLoader) -> dict[str, Any]:
-    """Return the mapping in a file, see `parse_yaml`."""
+def read_yaml(file: Path, *mappings: str, loader: Any = yaml.SafeLoader) -> dict[str, Any]:
+    """Return the mapping in a file, see `parse_yaml`.
+
+    mappings: options that must be mappings as well, if they are there
+    """
     check_readable(file)
-    return parse_yaml(file.read_bytes(), file, loader)
+    content = parse_yaml(file.read_bytes(), file, loader)
+    for name in mappings:
+        if not isinstance(content.get(name, {}), dict):
+            raise BrokenFileError(f"{file}: {name} is {show_value(content[name])}; it must be a mapping")
+    return content
 
 
 def parse_yaml(text: str | bytes, file: Path, loader: Any = yaml.SafeLoader) -> dict[str, Any]:
@@ -149,7 +158,7 @@ def load_checkpoint(path: Path) -> Any:
             if name in stubs or name.split(".")[0] not in packages:
                 raise InputError(
                     f"{path} was not loaded, and none of it was run: its pickle refers to {name}, which could run any "
-                    "code. If you trust the file, save it again without that object"
+                    "code. If you trust the file, load it with its own program and save only model.state_dict()"
                 ) from None
             stubs[name] = type(name.rsplit(".", 1)[-1], (Stub,), {"__module__": __name__})
         except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:

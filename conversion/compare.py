@@ -30,26 +30,13 @@ LONGEST_TEXT = 12  # tokens of a random text
 MOST_CHARACTERS = 500
 # Texts on which tokenizers tend to differ: scripts, quotes, accents, ligatures, combining marks, spaces, symbols.
 TEXTS = [
-    *("", " ", "  two  spaces ", "A dog runs.", "“Quoted” ‘words’ – and… more", "«Déjà vu», naïve café; 50/50"),
-    *("Straße, größer; Ångström; œuvre", "He paid 3.50 € (or $4) for a/b\\c & d|e", "mail@example.org #1 *x* [y] {z}"),
-    *("Привет, мир!", "Γειά σου Κόσμε", "你好，世界。", "こんにちは世界", "안녕하세요", "नमस्ते दुनिया", "مرحبا بالعالم"),
-    *(
-        "שלום עולם",
-        "สวัสดีชาวโลก",
-        "xin chào thế giới",
-        "ﬁne ① ½ ™ Ⅷ ｆｕｌｌ",
-        "e\u0301 a\u0308 n\u0303",
-        "👍🏽 😀😀 👨\u200d👩\u200d👧",
-    ),
-    *(
-        "a\u00a0b\u202fc\u3000d",
-        "tab\tand\nline",
-        "soft\u00adhyphen zero\u200bwidth",
-        "<unk",
-        "& < > \" '",
-        "--- ... !!! ???",
-    ),
-]
+    "", " ", "  two  spaces ", "A dog runs.", "“Quoted” ‘words’ – and… more", "«Déjà vu», naïve café; 50/50",
+    "Straße, größer; Ångström; œuvre", "He paid 3.50 € (or $4) for a/b\\c & d|e", "mail@example.org #1 *x* [y] {z}",
+    "Привет, мир!", "Γειά σου Κόσμε", "你好，世界。", "こんにちは世界", "안녕하세요", "नमस्ते दुनिया", "مرحبا بالعالم",
+    "שלום עולם", "สวัสดีชาวโลก", "xin chào thế giới", "ﬁne ① ½ ™ Ⅷ ｆｕｌｌ", "e\u0301 a\u0308 n\u0303",
+    "👍🏽 😀😀 👨\u200d👩\u200d👧", "a\u00a0b\u202fc\u3000d", "tab\tand\nline", "soft\u00adhyphen zero\u200bwidth",
+    "<unk", "& < > \" '", "--- ... !!! ???",
+]  # fmt: skip
 # The arrays in a file of logits.
 REQUIRED_ARRAYS = ("src_ids", "tgt_in_ids", "logits")
 MASKS = ("src_mask", "tgt_mask")  # may be missing

@@ -62,7 +62,12 @@ def import_checkpoint(
     with create_folder(out) as folder, torch.inference_mode():
         description, model = read_model(reader, file)
         if not paper_search:
-            set_search(model, description.search)
+            try:
+                set_search(model, description.search)
+            except (ValueError, TypeError) as error:
+                raise BrokenFileError(
+                    f"{file} has settings of the search that are not supported ({error}); --paper-search ignores them"
+                ) from None
         save_model(description, model, folder, reader.name, file)
         check_result(folder, file)
         checks = [compare_with_toolkit(description, model, reader.name, file, logits)]

@@ -11,6 +11,7 @@ from vaswani_transformer.errors import BrokenFileError, InputError
 
 STACKS: tuple[str, ...] = ("encoder", "decoder")
 RATES = ("dropout", "attention_dropout", "activation_dropout")
+MOST_REASONS = 20  # in one message: another number of layers makes hundreds of wrong tensors
 MAX_LAYERS, MAX_SIZE = 1_000, 1_000_000  # far above every published model: a larger value is a damaged file
 
 
@@ -39,8 +40,9 @@ class Reasons:
         """Raise InputError or BrokenFileError with all reasons, if there are any."""
         if self.settings or self.faults:
             kind = InputError if self.settings else BrokenFileError
-            reasons = "; ".join(dict.fromkeys([*self.settings, *self.faults.values()]))
-            raise kind(f"{self.subject} cannot be converted: {reasons}")
+            reasons = list(dict.fromkeys([*self.settings, *self.faults.values()]))
+            more = f" and {len(reasons) - MOST_REASONS:,} more" if len(reasons) > MOST_REASONS else ""
+            raise kind(f"{self.subject} cannot be converted: {'; '.join(reasons[:MOST_REASONS])}{more}")
 
 
 class Options(dict[str, Any]):
@@ -103,9 +105,18 @@ class Options(dict[str, Any]):
         return {field: self.get(name, 0) for field, name in options.items()}
 
     def read_rates(self, default: float, *names: str) -> dict[str, float]:
-        """Return our three dropout rates. names: an option for each, or one option for all"""
-        options = zip(RATES, names * 3 if len(names) == 1 else names, strict=True)
-        return {field: float(self.get(name, default) or 0) for field, name in options}
+        """Return our three dropout rates: of a list with one rate for each stage of the training, the last.
+
+        names: an option for each, or one option for all
+        """
+        rates = {}
+        for field, name in zip(RATES, names * 3 if len(names) == 1 else names, strict=True):
+            rate = self.get(name, default)
+            rate = (rate[-1] if isinstance(rate, list) and rate else rate) or 0.0
+            if not isinstance(rate, int | float):
+                self.reasons.add_setting(f"{self.show(name)} (supported: rates from 0 to 1)")
+            rates[field] = rate
+        return rates
 
     def read_heads(self, name: str, d_model: int) -> dict[str, int]:
         """Return the fields for the number of heads, for toolkits whose other sizes follow from the tensors."""

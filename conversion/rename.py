@@ -70,14 +70,11 @@ def expand_layers(
     """
     rules = []
     for stack, before in zip(STACKS, expand(prefix), strict=True):
-        inside = {
-            theirs: ours
-            for theirs, ours in layers[stack].items()
-            if stack == "decoder" or not ours.startswith("cross_attn")
-        }
         for n in range(config[f"{stack}_layers"]):
             theirs, ours = before.replace("#", str(n + first)), f"model.{stack}.layers.{n}."
-            rules += expand_table({theirs + name: ours + our_name for name, our_name in inside.items()}, transposed)
+            names = {theirs + name: ours + our_name for name, our_name in layers[stack].items()}
+            table = expand_table(names, transposed)
+            rules += [rule for rule in table if stack == "decoder" or ".cross_attn" not in rule.ours]
     if final_norm:
         is_pre = config.get("norm_position") == "pre"
         stacks = [stack for stack in STACKS if config.get(f"{stack}_final_norm", is_pre)]

@@ -110,8 +110,8 @@ def build_pattern_tokenizer(vocabulary: Vocabulary, side: str, pattern: str) -> 
 
 
 def add_whole_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> None:
-    """Make tokens of the vocabulary stay whole in any text."""
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in tokens])
+    """Make tokens of the vocabulary stay whole in any text, without the spaces after them."""
+    tokenizer.add_tokens([AddedToken(token, normalized=False, rstrip=True) for token in tokens])
 
 
 def build_word_tokenizer(vocabulary: Vocabulary, side: str) -> Tokenizer:
@@ -220,6 +220,11 @@ class SentencePieceModel:
             raise BrokenFileError(f"{path} is not a SentencePiece model: it has no pieces")
         return model
 
+    @property
+    def user_defined(self) -> set[str]:
+        """The symbols that stay whole in any text."""
+        return {piece for piece, _, kind in self.pieces if kind == USER_DEFINED}
+
     def build_tokenizer(self, vocabulary: Vocabulary, side: str) -> Tokenizer:
         """Return the tokenizer of one side, with the ids that the toolkit's vocabulary gives to the pieces.
 
@@ -241,15 +246,18 @@ class SentencePieceModel:
         if self.kind == UNIGRAM:
             tokenizer = Tokenizer(self.build_unigram(ids, matchable, whole, vocabulary))
         else:
-            tokenizer = Tokenizer(self.build_bpe(ids, matchable, special.get("unk_token")))
+            own = {*matchable, *special.values(), *whole}
+            tokenizer = Tokenizer(self.build_bpe(ids, own, matchable, special.get("unk_token")))
         tokenizer.normalizer = self.build_normalizer(set("".join(matchable)))
         # SentencePiece never matches control symbols in text, but tokenizers would: split them, so that a typed `</s>`
-        # is text.
+        # is text. User-defined symbols stay whole; a unigram model's scores see to that.
         unmatched = {piece for piece, _, kind in self.pieces if kind in (CONTROL, UNKNOWN, BYTE)}
         symbols = [piece for piece in unmatched.union(special.values()) if len(piece) > 1]
-        if symbols:
-            first_letters = "|".join(f"{re.escape(s[0])}(?={re.escape(s[1:])})" for s in sorted(symbols))
-            tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(first_letters), "isolated")
+        parts = [f"{re.escape(symbol[0])}(?={re.escape(symbol[1:])})" for symbol in sorted(symbols)]
+        if self.kind == BPE:
+            parts += map(re.escape, sorted(self.user_defined, key=len, reverse=True))
+        if parts:
+            tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(parts)), "isolated")
         tokenizer.decoder = self.build_decoder()
         add_whole_tokens(tokenizer, whole)
         return vocabulary.add_post_processor(tokenizer, side)
@@ -288,9 +296,7 @@ class SentencePieceModel:
         return normalizers.Sequence(steps)
 
     def build_decoder(self) -> decoders.Decoder:
-        steps: list[decoders.Decoder] = []
-        if self.kind == UNIGRAM:
-            steps.append(decoders.Replace(" ", ""))  # see `build_unigram`
+        steps: list[decoders.Decoder] = [decoders.Replace(" ", "")]  # see `build_unigram` and `build_bpe`
         if self.byte_fallback:
             steps.append(decoders.ByteFallback())
         steps += [decoders.Replace(SPACE, " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -306,7 +312,7 @@ class SentencePieceModel:
 
         whole: tokens that keep their names, because the tokenizer finds them before the model
         """
-        user_defined = {piece for piece, _, kind in self.pieces if kind == USER_DEFINED}
+        user_defined = self.user_defined
         best = max(matchable.values(), default=0.0)
         own = {piece for piece, *_ in self.pieces}
         entries = [(f"   {id}", 0.0) for id in range(max(ids.values()) + 1)]  # ids without a piece: no text matches
@@ -324,20 +330,31 @@ class SentencePieceModel:
                 entries[id] = f" {piece}  ", 0.0
         return models.Unigram(entries, unk_id=vocabulary.unknown, byte_fallback=self.byte_fallback)
 
-    def build_bpe(self, ids: dict[str, int], matchable: dict[str, float], unknown: str | None) -> models.BPE:
-        """Return a model of the merges that make each piece, the best score first."""
+    def build_bpe(
+        self, ids: dict[str, int], own: set[str], matchable: dict[str, float], unknown: str | None
+    ) -> models.BPE:
+        """Return a model of the merges that make each piece, the best score first.
+
+        No merges make user-defined symbols: with them, a text between two symbols that is a token becomes that token. A
+        space in front of the other side's tokens keeps texts from being one of them. The decoder removes these spaces.
+
+        own: the tokens that keep their names
+        """
         merges = [
             (-score, ids[piece[:cut]], ids[piece[cut:]], piece[:cut], piece[cut:])
             for piece, score in matchable.items()
             for cut in range(1, len(piece))
             if piece[:cut] in matchable and piece[cut:] in matchable
         ]
+        if self.user_defined:
+            ids = {piece if piece in own else f" {piece}": id for piece, id in ids.items()}
         return models.BPE(
             ids,
             [(left, right) for *_, left, right in sorted(merges)],
             unk_token=unknown,
             fuse_unk=True,
             byte_fallback=self.byte_fallback,
+            ignore_merges=bool(self.user_defined),
         )
 
 

@@ -145,10 +145,13 @@ class Vocabulary:
                 if id is not None and not 0 <= id < size:
                     raise BrokenFileError(f"{subject}: the {side} vocabulary has {size} entries, but no id {id}")
 
+    def template(self, side: str) -> tuple[str, ...]:
+        """Return TEXT and the names of the special tokens around it; the target always ends with `eos`."""
+        return self.source_template if side == "source" else (TEXT, "eos_token")
+
     def add_post_processor(self, tokenizer: Tokenizer, side: str) -> Tokenizer:
-        """Make the tokenizer add special tokens; the target always ends with `eos`. Return it."""
-        special, ids = self.special_tokens(side), self.ids(side)
-        names = self.source_template if side == "source" else (TEXT, "eos_token")
+        """Make the tokenizer add special tokens, and return it."""
+        special, ids, names = self.special_tokens(side), self.ids(side), self.template(side)
         added = dict.fromkeys(special[name] for name in names if name != TEXT)
         tokenizer.post_processor = processors.TemplateProcessing(
             single=[special.get(name, TEXT) for name in names], special_tokens=[(token, ids[token]) for token in added]
@@ -157,8 +160,7 @@ class Vocabulary:
 
     def add_special_ids(self, tokens: Iterable[str], side: str) -> list[int]:
         """Return the ids of a text's tokens as the toolkit gives them to the model: `<unk>`'s, and special tokens."""
-        special, ids = self.special_tokens(side), self.ids(side)
-        names = self.source_template if side == "source" else (TEXT, "eos_token")
+        special, ids, names = self.special_tokens(side), self.ids(side), self.template(side)
         unknown = -1 if self.unknown is None else self.unknown
         inside = [ids.get(token, unknown) for token in tokens]
         return [id for name in names for id in (inside if name == TEXT else [ids[special[name]]])]
@@ -208,6 +210,23 @@ def read_both_sides(
     source, target = (list(read_tokens(file)) for file in files)
     ids = find_common_ids(source, target, special, " and ".join(file.name for file in files))
     return Vocabulary(source, target, start=ids["bos"], files=list(files), **ids, **settings)
+
+
+def join_sides(
+    source: list[str], target: list[str], start: str, end: str, unknown: str, pad: str, where: str
+) -> Vocabulary:
+    """Return the vocabulary of OpenNMT-py or eole, which add nothing to sources: only the target needs start and end.
+
+    where: the places of the two lists, for messages
+    """
+    if missing := [token for token in (start, end) if token not in target]:
+        raise InputError(f"{where}: the target's lacks {', '.join(missing)}")
+    bos, eos = target.index(start), target.index(end)
+    ids = find_common_ids(source, target, {"unknown": [unknown], "pad": [pad]}, where)
+    has_both = source[eos : eos + 1] == [end] and source[bos : bos + 1] == [start]
+    return Vocabulary(
+        source, target, eos, bos=bos, start=bos, source_template=(TEXT,), source_has_bos_and_eos=has_both, **ids
+    )
 
 
 def find_common_ids(

@@ -12,7 +12,7 @@ from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.hub_files import download, is_repository
 from vaswani_transformer.languages import read_languages
 from vaswani_transformer.model_argument import find_model, find_onnx_model
-from vaswani_transformer.model_folder import CARD
+from vaswani_transformer.model_folder import CARD, choose_backend
 from vaswani_transformer.options import Device, Dtype, LengthPenalty, Model, NumBeams, Revision
 from vaswani_transformer.translator import Translator
 
@@ -92,12 +92,6 @@ def open_socket(host: str, port: int) -> socket.socket:
         raise InputError(f"--host {host}: {error.strerror}") from None
     except OSError as error:
         raise UnavailableError(f"--host {host} --port {port}: {error.strerror}; choose another port") from None
-
-
-def choose_backend(folder: Path) -> Literal["torch", "onnx"]:
-    """Return "onnx" for a folder with a graph and no weights that torch reads."""
-    has_weights = any(folder.glob("*.safetensors*"))
-    return "onnx" if any(folder.glob("model*.onnx")) and not has_weights else "torch"
 
 
 def find_records(model: str, revision: str | None, folder: Path) -> Path:

@@ -52,7 +52,7 @@ class Splitter(HTMLParser):
         self.add(f"<?{data}>")
 
     def unknown_decl(self, data: str) -> None:
-        self.add(f"<![{data}]>")
+        self.add(f"<![{data}{']]>' if data.startswith('CDATA[') else ']>'}")
 
 
 def split_html(page: str) -> list[tuple[str, bool]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import HTTPException
 
-from vaswani_transformer.errors import InputError, one_line
+from vaswani_transformer.errors import InputError, escape_controls, one_line
 from vaswani_transformer.exit import print_error
 from vaswani_transformer.languages import LANGUAGES
 from vaswani_transformer.search_vaswani_transformer import SearchSettings
@@ -77,7 +77,7 @@ class Service:
         """Return the texts of a request. Raises HTTPException for what the model or the limits do not allow."""
         for language, known in ((request.source, (self.source, "auto")), (request.target, self.targets)):
             if language not in known:
-                raise HTTPException(400, f"{language[:40]} is not supported")
+                raise HTTPException(400, f"{escape_controls(language[:40])} is not supported")
         if request.alternatives >= self.settings.num_beams:
             raise HTTPException(
                 400, f"Invalid request: alternatives is {request.alternatives}; the limit is the number of beams minus "

@@ -383,4 +383,4 @@ def test_parts_without_alignments_are_not_resumed_with_them(model_folder: Path, 
     assert [*(tmp_path / "out.parts").glob("part-*")]
     with pytest.raises(SystemExit, match="2"):
         main([*arguments, "--alignments"])
-    assert "alignments was None, is True" in capfd.readouterr().err
+    assert "alignments was False, is True" in capfd.readouterr().err

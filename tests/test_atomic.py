@@ -87,8 +87,8 @@ def test_the_next_writer_removes_leftovers_of_a_killed_one(tmp_path: Path) -> No
 
 
 def test_leftovers_of_other_machines_are_removed_after_a_day(tmp_path: Path) -> None:
-    """A file system may pass no locks on to other machines. Earlier versions used process numbers."""
-    for name in (".out.0123abcd-89ef4567.tmp", ".out.123.tmp"):
+    """A file system may pass no locks on to other machines."""
+    for name in (".out.0123abcd-89ef4567.tmp", ".out.4567abcd-123.tmp"):
         (tmp_path / name / "inner").mkdir(parents=True)
         remove_stale(tmp_path / "out")
         assert (tmp_path / name / "inner").is_dir()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from golden import FIXTURES, change_marians_options, golden, refusal
 from safetensors.torch import load_file, save_file
 from saved_model import change_json
@@ -411,14 +412,15 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path, refused):
         ("mbart", "an mBART or BART model, which normalises its embeddings"),
         ("m2m_100", "an M2M-100 or NLLB model: its layers are pre-norm"),
         ("llama", "a model of type 'llama'"),
+        (["llama"], "no file in this folder has the name of a checkpoint"),
     ],
 )
-def test_other_models_of_transformers_are_refused_by_name(kind: str, words: str, tmp_path: Path, refused):
+def test_other_models_of_transformers_are_refused_by_name(kind: Any, words: str, tmp_path: Path, refused):
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "config.json").write_text(json.dumps({"model_type": kind}))
     (theirs / "model.safetensors").write_bytes(b"")
-    for path in (theirs, theirs / "config.json"):
+    for path in (theirs, theirs / "config.json") if isinstance(kind, str) else (theirs,):
         assert words in refusal(refused, path, tmp_path / "out")
 
 
@@ -434,8 +436,72 @@ def test_students_of_bergamot_are_refused_by_name(tmp_path: Path, refused):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"max_relative_positions": -1}, "its positions are Rotary, inside the attention"),
+        ({"max_relative_positions": -2}, "its positions are Alibi, inside the attention"),
+        ({"max_relative_positions": 20}, "its positions are Relative, inside the attention"),
+        ({"pos_ffn_activation_fn": "silu"}, "its feed-forward layers have a gate"),
+        ({"encoder_type": "brnn"}, "--encoder-type 'brnn' (supported: 'transformer')"),
+        ({"dropout": "much"}, "--dropout 'much' (supported: rates from 0 to 1)"),
+    ],
+)
+def test_other_models_of_opennmt_py_are_refused_by_name(changes: dict, words: str, tmp_path: Path, refused, copy_of):
+    file = copy_of("opennmt-py") / "model_release.pt"
+    options = vars(load_checkpoint(file)["opt"]) | changes
+    change_pickle(file, {"opt": argparse.Namespace(**options)})
+    assert f"cannot be converted: {words}" in refusal(refused, file, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "part"), [("lstm", "encoder_attn"), ("lightconv", "self_attn"), ("transformer_lm", "encoder_attn")]
+)
+def test_other_models_of_fairseq_are_refused_by_name(architecture: str, part: str, tmp_path: Path, refused, copy_of):
+    file = copy_of("fairseq-old") / "checkpoint_best.pt"
+    content = load_checkpoint(file)
+    options = argparse.Namespace(**vars(content["args"]) | {"arch": architecture})
+    weights = {name: tensor for name, tensor in content["model"].items() if part not in name}
+    change_pickle(file, {"args": options, "model": weights})
+    assert f"its architecture {architecture!r} has no " in refusal(refused, file, tmp_path / "out")
+
+
+def test_a_recurrent_model_of_joeynmt_is_refused_by_its_type(tmp_path: Path, refused, copy_of):
+    folder = copy_of("joeynmt")
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    settings["model"]["decoder"] = {"type": "recurrent", "rnn_type": "gru", "hidden_size": 24, "num_layers": 1}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    reason = "cannot be converted: decoder.type is 'recurrent' (supported: 'transformer')\n"
+    assert refusal(refused, folder, tmp_path / "out").endswith(reason)
+
+
+@pytest.mark.parametrize("part", ["model", "data", "testing"])
+def test_a_list_in_the_place_of_options_is_named(part: str, tmp_path: Path, refused, copy_of):
+    file = copy_of("joeynmt") / "config.yaml"
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {part: ["x"]}))
+    assert f"{file}: {part} is ['x']; it must be a mapping" in refusal(refused, file.parent, tmp_path / "out", code=3)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_length": 1}, {"early_stopping": "maybe"}, {"bad_words_ids": "x"}, {"num_beams": 10**6}]
+)
+def test_wrong_settings_of_the_search_can_be_ignored(wrong: dict, tmp_path: Path, refused, copy_of):
+    folder = copy_of("hf-marian")
+    change_json(folder / "generation_config.json", **wrong)
+    assert "--paper-search ignores them" in refusal(refused, folder, tmp_path / "out", code=3)
+    main([str(folder), str(tmp_path / "out"), "--paper-search"])
+
+
+def test_a_message_about_hundreds_of_tensors_stays_short(tmp_path: Path, refused, copy_of):
+    folder = copy_of("hf-marian")
+    change_json(folder / "config.json", decoder_layers=40)
+    message = refusal(refused, folder, tmp_path / "out", code=3)
+    assert re.search(r" is missing and \d+ more\n", message) and message.count(" is missing") == 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
         ({"position_encoding_type": "Rotary"}, "its positions are Rotary, inside the attention"),
         ({"mlp_activation_fn": "gated-silu"}, "its feed-forward layers have a gate"),
+        ({"embeddings": {"position_encoding_type": "Learned"}}, "embeddings.position_encoding_type is 'Learned'"),
         ({"heads_kv": 1}, "heads_kv is 1 (not supported)"),
         ({"layer_norm": "rms"}, "layer_norm is 'rms'"),
         ({"encoder": {"encoder_layer_style": "postnorm"}}, "encoder.encoder_layer_style is 'postnorm'"),

@@ -20,6 +20,7 @@ from conversion.toolkits.tensor2tensor import build_subword_tokenizer
 from conversion.vocabulary import Vocabulary
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
+from vaswani_transformer.sentences_vaswani_transformer import LanguageTokens
 
 TEXTS = [*GERMAN, *ENGLISH, "  zwei  Räume ", "ﬁne ① Ωmega 漢字 x", "", "naïve—test…", "a b"]
 
@@ -58,6 +59,47 @@ def test_sentencepiece_models_give_the_librarys_pieces(kind: str, byte_fallback:
         assert tokenizer.encode(text).ids == [*ids, 0], text
         if 1 not in ids:
             assert tokenizer.decode(ids) == theirs.decode(ids)
+
+
+@pytest.mark.parametrize("symbols", [["<2de>", "<2nl>"], ["▁<2de>"], ["__NUM__", "ab", "abc", "c"]])
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_user_defined_symbols_stay_whole(kind: str, symbols: list[str], tmp_path: Path):
+    content = train_sentencepiece(
+        (GERMAN + ENGLISH) * 20, tmp_path / "spm.model", vocab_size=100, model_type=kind, hard_vocab_limit=False,
+        user_defined_symbols=symbols, eos_id=0, unk_id=1, bos_id=-1,
+    )  # fmt: skip
+    theirs = pytest.importorskip("sentencepiece").SentencePieceProcessor(model_proto=content)
+    ours = SentencePieceModel.read(tmp_path / "spm.model")
+    tokens = [*(piece for piece, _, _ in ours.pieces), "▁naïve—test…", "▁Dog"]  # the last are of the other side
+    tokenizer = ours.build_tokenizer(Vocabulary(tokens, tokens, eos=0, unknown=1), "source")
+    symbol = symbols[0].removeprefix("▁")
+    for text in [
+        *TEXTS,
+        "Dog",
+        *(text for word in TEXTS for text in (f"{symbol} {word}", f"{word}{symbol}abcab{word}")),
+    ]:
+        ids = theirs.encode(text)
+        assert tokenizer.encode(text).ids == [*ids, 0], text
+        if 1 not in ids:
+            assert tokenizer.decode(ids) == theirs.decode(ids)
+    has_languages = symbol == "<2de>"
+    assert LanguageTokens(tokenizer).tokens == ([token.removeprefix("▁") for token in symbols] if has_languages else [])
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize("token", [">>deu<<", "<2de>", "__de__", "de_DE", "[de_DE]", "deu_Latn"])
+def test_a_language_token_adds_no_space_to_its_text(token: str, kind: str, tmp_path: Path):
+    """The toolkit's users put it in front of the pieces. This model keeps all spaces of a text."""
+    content = train_sentencepiece(
+        (GERMAN + ENGLISH) * 20, tmp_path / "spm.model", vocab_size=100, model_type=kind, hard_vocab_limit=False,
+        remove_extra_whitespaces=False, eos_id=0, unk_id=1, bos_id=-1,
+    )  # fmt: skip
+    theirs = pytest.importorskip("sentencepiece").SentencePieceProcessor(model_proto=content)
+    ours = SentencePieceModel.read(tmp_path / "spm.model")
+    tokens = [*(piece for piece, _, _ in ours.pieces), token]
+    tokenizer = ours.build_tokenizer(Vocabulary(tokens, tokens, eos=0, unknown=1), "source")
+    for text in ENGLISH:
+        assert tokenizer.encode(f"{token} {text}").ids == [len(tokens) - 1, *theirs.encode(text), 0], text
 
 
 def test_a_typed_control_symbol_is_text():

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from conftest import write_lines
 from golden import Golden, converted, golden, opus_folder
 from safetensors.torch import load_file
@@ -118,16 +119,33 @@ def test_a_fine_tuned_model_of_opus_mt_returns_to_plain_transformers(two_vocabul
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMES, "fairseq-learned", "fairseq-relu-squared", "tensor2tensor"])
 def test_exported_converted_models_translate_as_torch(name: str, tmp_path: Path):
+    tokenizer = Translator.from_pretrained(converted(name).folder, device="cpu").tokenizer
+    words = [token for token in tokenizer.get_vocab() if token.isalnum()][:8]
+    texts = [" ".join(words[:length]) for length in (1, 3, 8)] + ["unheard-of </s>"]
+    check_export(converted(name).folder, tmp_path / "onnx", texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("two_vocabularies", [False, True])
+@pytest.mark.parametrize("codes", [[], [">>deu<<", ">>nld<<"]])
+def test_exported_models_of_opus_mt_translate_as_torch(codes: list[str], two_vocabularies: bool, tmp_path: Path):
+    folder = opus_folder(tmp_path / "theirs", codes, two_vocabularies)
+    main([str(folder), str(tmp_path / "ours")])
+    texts = Golden(folder, tmp_path / "ours").texts[0] + ["“Straße” 漢字 </s> e\u0301", "ö", "Two. Sentences."]
+    check_export(tmp_path / "ours", tmp_path / "onnx", texts, **({"target_language": "nld"} if codes else {}))
+
+
+def check_export(folder: Path, out: Path, texts: list[str], **language: str) -> None:
+    """Export a model folder and compare the best translations of both backends: tokens, text and scores."""
     pytest.importorskip("onnxruntime")
     from conversion.onnx.export import export_single_folder
 
-    export_single_folder(converted(name).folder, tmp_path / "onnx")
-    torchs = Translator.from_pretrained(converted(name).folder, device="cpu")
-    graphs = Translator.from_pretrained(tmp_path / "onnx", device="cpu", backend="onnx", threads=1)
-    words = [token for token in torchs.tokenizer.get_vocab() if token.isalnum()][:8]
-    texts = [" ".join(words[:length]) for length in (1, 3, 8)] + ["unheard-of </s>"]
-    found = graphs.find_hypotheses(texts, num_return_sequences=2)
-    for ours, theirs in zip(found, torchs.find_hypotheses(texts, num_return_sequences=2), strict=True):
+    export_single_folder(folder, out)
+    torchs = Translator.from_pretrained(folder, device="cpu")
+    graphs = Translator.from_pretrained(out, device="cpu", backend="onnx", threads=1)
+    options: Any = {"num_return_sequences": 2, **language}
+    found, expected = graphs.find_hypotheses(texts, **options), torchs.find_hypotheses(texts, **options)
+    for ours, theirs in zip(found, expected, strict=True):
         assert [(h.tokens, h.text) for h in ours] == [(h.tokens, h.text) for h in theirs]
         assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-4)
 
@@ -170,6 +188,34 @@ def test_settings_of_the_search_come_along(tmp_path: Path, capsys):
     paper = {"num_beams": 4, "length_penalty": 0.6, "early_stopping": "never", "extra_length": 50}
     main([str(theirs), str(tmp_path / "paper"), "--paper-search"])
     assert search_of(tmp_path / "paper") == paper | {"suppress_tokens": [61]}
+
+
+def test_joeynmts_settings_come_along(tmp_path: Path):
+    theirs = shutil.copytree(golden("joeynmt"), tmp_path / "theirs")
+    config = yaml.safe_load((theirs / "config.yaml").read_text())
+    config["testing"] |= {"beam_size": 6, "beam_alpha": 0.8, "max_output_length": 33, "generate_unk": False}
+    (theirs / "config.yaml").write_text(yaml.safe_dump(config))
+    main([str(theirs), str(tmp_path / "ours")])
+    found = search_of(tmp_path / "ours")
+    assert (found["num_beams"], found["length_penalty"], found["max_new_tokens"]) == (6, 0.8, 33)
+    translator = Translator.from_pretrained(tmp_path / "ours", device="cpu")
+    assert translator.tokenizer.unk_token_id in found["suppress_tokens"]
+    config["testing"] = {"beam_size": 1, "alpha": -1, "max_output_length": -1}  # its values for switched off
+    (theirs / "config.yaml").write_text(yaml.safe_dump(config))
+    main([str(theirs), str(tmp_path / "greedy")])
+    found = search_of(tmp_path / "greedy")
+    assert found["extra_length"] == 50 and "max_new_tokens" not in found
+    assert Translator.from_pretrained(tmp_path / "greedy", device="cpu").search.num_beams == 1
+
+
+def test_eoles_settings_come_along(tmp_path: Path):
+    theirs = shutil.copytree(golden("eole"), tmp_path / "theirs")
+    inference = {"beam_size": 3, "length_penalty": "wu", "alpha": 0.7, "max_length": 40, "block_ngram_repeat": 2}
+    change_json(theirs / "config.json", inference=inference)
+    main([str(theirs), str(tmp_path / "ours")])
+    found = search_of(tmp_path / "ours")
+    assert (found["num_beams"], found["length_penalty"], found["max_new_tokens"]) == (3, 0.7, 40)
+    assert found["no_repeat_ngram_size"] == 2
 
 
 def test_marians_settings_come_along(tmp_path: Path):

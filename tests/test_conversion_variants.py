@@ -2,16 +2,20 @@
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import padded, randomise
+from golden import converted, golden
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
 
 from conversion.__main__ import main
+from conversion.checkpoint_files import load_checkpoint
 from conversion.layout import PAPER
 from conversion.toolkits import marian
 from vaswani_transformer.loading import load_model
@@ -106,6 +110,20 @@ def test_options_beside_a_state_dict_do_not_make_it_fairseqs(tmp_path: Path):
     torch.save({"model": weights, "args": argparse.Namespace(lr=0.1)}, tmp_path / "model.pt")
     main([str(tmp_path), str(tmp_path / "ours")])
     assert json.loads((tmp_path / "ours" / "conversion.json").read_text())["toolkit"] == "torch-nn-transformer"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", ["torch-nn-transformer", "annotated-transformer", "pytorch-seq2seq"])
+def test_tutorials_weights_may_be_in_a_trainers_checkpoint(name: str, tmp_path: Path):
+    """As DataParallel names them, beside the state of an optimizer."""
+    theirs = shutil.copytree(golden(name), tmp_path / "theirs")
+    (file,) = theirs.glob("*.pt*")
+    weights = {f"module.{name}": tensor.clone() for name, tensor in load_checkpoint(file).items()}
+    torch.save({"epoch": 3, "model_state_dict": weights, "optimizer": {"state": {0: {}}}}, file)
+    main([str(theirs), str(tmp_path / "ours")])
+    expected = load_file(converted(name).folder / "model.safetensors")
+    for name, tensor in load_file(tmp_path / "ours" / "model.safetensors").items():
+        assert torch.equal(tensor, expected[name])
 
 
 SIZES: dict[str, Any] = {

@@ -299,6 +299,22 @@ def test_log_probabilities_that_are_nan_are_refused(lively_model: ModelMaker, ar
     assert 10 < refused < 60
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_greedy_search_refuses_logits_that_are_not_finite(lively_model: ModelMaker, bad: float) -> None:
+    """The most probable token would be the same one for ever."""
+    model, batch = lively_model(3), padded([[5, 6, 2], [9, 4, 2]])
+    expected = model.generate(**batch, num_beams=1)
+
+    def spoil(module: object, arguments: object, output: torch.Tensor) -> None:
+        output[-1] = bad
+
+    hook = model.lm_head.register_forward_hook(spoil)
+    with pytest.raises(ValueError, match="^source row 1: the model's log-probabilities are NaN"):
+        model.generate(**batch, num_beams=1)
+    hook.remove()
+    assert torch.equal(model.generate(**batch, num_beams=1), expected)
+
+
 def test_a_folder_without_generation_config_keeps_the_papers_search(
     lively_model: ModelMaker, tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from vaswani_transformer import SearchSettings, TorchTranslator, Translator
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.hub_files import find_folder
 from vaswani_transformer.loading import load_model, load_tokenizer
+from vaswani_transformer.model_folder import ModelFolder
 
 WEIGHTS = "model.safetensors"
 FILES = ["config.json", "generation_config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json"]
@@ -206,6 +208,13 @@ def test_neutral_settings_are_accepted(folder):
     neutral = {"num_beam_groups": 1, "guidance_scale": 1, "renormalize_logits": False, "temperature": 0.5, "top_k": 9}
     change_json(folder / "generation_config.json", **neutral)
     Translator.from_pretrained(folder, device="cpu")
+
+
+@pytest.mark.parametrize("length", ["20", [20], 1, 10**30])
+def test_an_impossible_maximum_length_is_named(folder, length):
+    change_json(folder / "generation_config.json", extra_length=None, max_length=length)
+    with pytest.raises(BrokenFileError, match=rf"generation_config.json: max_length is {re.escape(repr(length))}; it"):
+        assert ModelFolder(folder).search
 
 
 def test_omitted_search_settings_are_those_of_transformers(folder):

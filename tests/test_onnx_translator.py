@@ -24,7 +24,7 @@ from vaswani_transformer import SearchSettings, TorchTranslator, Translator
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.exit import find_exit_code, render
 from vaswani_transformer.loading import load_config, load_model, load_tokenizer
-from vaswani_transformer.model_folder import read_tokenizer
+from vaswani_transformer.model_folder import ModelFolder, read_tokenizer
 from vaswani_transformer.onnx_translator import OnnxTranslator
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
@@ -225,6 +225,17 @@ def test_broken_files_are_named(folder: Path, tmp_path: Path, file: str, content
         OnnxTranslator.from_pretrained(tmp_path / "broken")
 
 
+def test_an_export_of_other_weights_is_refused(exported: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(exported / "model", tmp_path / "model")
+    shutil.copytree(exported / "onnx", model / "onnx")
+    assert OnnxTranslator.from_pretrained(model).folder == model / "onnx"
+    weights = bytearray((model / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (model / "model.safetensors").write_bytes(weights)
+    with pytest.raises(BrokenFileError, match=r"model.onnx was exported from other weights than .*model.safetensors"):
+        OnnxTranslator.from_pretrained(model)
+
+
 def test_another_graph_is_refused(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "other", ignore=shutil.ignore_patterns("export.json"))
     op = GraphBuilder("other.")
@@ -402,4 +413,4 @@ def test_pickling_keeps_the_folder_device_and_threads(
     assert copy.translate(ENGLISH) == translator.translate(ENGLISH)
     assert copy.session.get_session_options().intra_op_num_threads == 1
     with pytest.raises(TypeError, match="only if from_pretrained loaded it"):
-        pickle.dumps(OnnxTranslator(translator.session, translator.tokenizer, translator.config))
+        pickle.dumps(OnnxTranslator(translator.session, ModelFolder(folder)))

@@ -53,7 +53,7 @@ def is_copied(piece: str) -> Any:
         piece.startswith("<")
         or re.fullmatch(r"\s*\w{1,2}[.)] ", piece)
         or "```" in piece
-        or not any(letter.isalnum() for letter in piece)
+        or not any(letter.isalpha() for letter in piece)
     )
 
 
@@ -72,6 +72,11 @@ def test_texts_of_many_languages_are_cut_at_sentence_ends_only() -> None:
 @pytest.mark.parametrize("text", ["www.Example.com", "README.md", "U.S.A.", "3.14", "Node.Js", "a.B.c", "z.B. Two"])
 def test_names_and_numbers_stay_whole(text: str) -> None:
     assert sentences(f"We saw {text} there") == [f"We saw {text} there"]
+
+
+@pytest.mark.parametrize("invisible", ["\u200b\u200b", "\u200f ", "\ufeff\n", "\xad  "])
+def test_an_invisible_character_hides_no_sentence_end(invisible: str) -> None:
+    assert sentences(f"A man.{invisible}Two dogs.") == ["A man.", "Two dogs."]
 
 
 def test_whole_lines_are_cut_at_line_breaks_only() -> None:
@@ -136,7 +141,7 @@ def test_a_change_that_nobody_sees_changes_no_translation(translator: TorchTrans
 
 
 def test_what_has_no_word_is_copied(translator: TorchTranslator) -> None:
-    for text in ("---", "🙂", "👩\u200d🚀❤\ufe0f", " \n\t", "* * *\n\n|---|:-:|\n", "===\r\n"):
+    for text in ("---", "🙂", "👩\u200d🚀❤\ufe0f", " \n\t", "* * *\n\n|---|:-:|\n", "===\r\n", "3.50", "00:01,5 --> ٣"):
         assert translator.find_hypotheses(text)[0] == [Hypothesis(text, 0.0, [])]
     one, two = translator.translate(ENGLISH[:2])
     text = f"- {ENGLISH[0]}\n\n---\r\n* {ENGLISH[1]} 🙂\n"

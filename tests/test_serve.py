@@ -147,7 +147,7 @@ def test_html_keeps_its_tags_and_the_text_between_them_is_translated(server, tra
 
 PAGES = [
     "", "a", "<p>a</p", "<", "&amp", "<script>a<b</script>c", "<!-- a --><!doctype html>b", "AT&amp;T &lt;b&gt; \xa0",
-    "<p translate='no'>a &lt; b<br><b>c</p>d", "</p>a", "<?php a ?>",
+    "<p translate='no'>a &lt; b<br><b>c</p>d", "</p>a", "<?php a ?>", "<![CDATA[a]]>b", "<![if IE]>a<![endif]>",
 ]  # fmt: skip
 
 
@@ -222,6 +222,7 @@ def test_the_api_is_described(server):
         (b'{"q": "\\ud800", "source": "en", "target": "de"}', 400, "lone surrogate"),
         (b'{"q": "a", "source": "en", "target": "fr"}', 400, "fr is not supported"),
         (b'{"q": "a", "source": "de", "target": "de"}', 400, "de is not supported"),
+        (b'{"q": "a", "source": "en", "target": "\\ud800"}', 400, "\\ud800 is not supported"),
         (b'{"q": "a", "source": "en", "target": "de", "format": "pdf"}', 400, "format: "),
         (b'{"q": "a", "source": "en", "target": "de", "alternatives": 4}', 400, "the number of beams minus 1, 3"),
         (b'{"q": "a", "source": "en", "target": "de", "alternatives": -1}', 400, "alternatives: "),

@@ -5,14 +5,15 @@ import random
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import wait_until, write_lines
 from saved_model import ENGLISH, GERMAN, saved_model
 
 from vaswani_transformer import Translator
-from vaswani_transformer.cli import main
-from vaswani_transformer.doubts import find_reasons
+from vaswani_transformer.cli import append_report, main
+from vaswani_transformer.doubts import Doubt, find_reasons
 from vaswani_transformer.lines import unwrap_lines
 
 LINES = 47
@@ -196,6 +197,21 @@ WRAPPED = [
 @pytest.mark.parametrize("text, expected", WRAPPED)
 def test_the_lines_of_a_paragraph_are_joined(text, expected):
     assert list(unwrap_lines(text.split("\n"))) == expected
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux")
+def test_a_report_on_a_full_disk_is_named():
+    with pytest.raises(OSError, match="/dev/full"):
+        append_report(Path("/dev/full"), [Doubt(0, "reason", "source", "translation")], 1)
+
+
+def test_numbers_and_code_are_not_joined_with_the_text_around_them():
+    """As in subtitles, whose times are copied, and in a README."""
+    subtitles = ["1", "00:00:01,000 --> 00:00:04,000", "A dog runs", "in the snow.", ""]
+    code = ["The command is", "```", "run the", "program", "```", "and no", "other."]
+    assert list(unwrap_lines(subtitles + code)) == [
+        *subtitles[:2], "A dog runs in the snow.", "", "The command is", *code[1:5], "and no other."
+    ]  # fmt: skip
 
 
 def test_a_wrapped_text_gives_a_line_for_each_paragraph(words, work, tmp_path):

@@ -12,11 +12,14 @@ configuration_..., modeling_...   the model and `generate()`
 search_...                        the settings of the search, for `generate()`, Translator and ONNX
 beam_search.py                    the faster search of Translator and ONNX; cached_decoder.py: the decoder that it steps
 translator.py                     texts -> sentences (sentences_...) -> batches -> translations; torch_translator.py
-                                  searches with torch, onnx_translator.py with ONNX Runtime
+                                  searches with torch, onnx_translator.py with ONNX Runtime; workers.py: several
+                                  batches at the same time; doubts.py: translations that a reader should look at
 pipeline_...                      `pipeline("translation")`
 tokenization.py                   trains a tokenizer
-model_folder.py, loading.py       read and check a model folder; atomic.py writes files and folders
-cli.py, options.py                the commands; translate_file.py, programs.py, doctor.py, tried_versions.py
+model_folder.py, loading.py       read and check a model folder; hub_files.py downloads one; languages.py: the languages
+                                  that its records name; atomic.py writes files and folders
+cli.py, options.py                the commands; model_argument.py: the MODEL of each; translate_file.py, programs.py,
+                                  doctor.py, tried_versions.py
 errors.py, exit.py, lines.py      errors and exit codes; text files and pipes
 registration.py                   the model's entries in transformers' Auto classes
 attention_maps.py, pictures.py    figures; alignments.py: word alignments by attention

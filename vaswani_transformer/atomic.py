@@ -141,8 +141,7 @@ def remove_stale(path: Path) -> None:
     path = path.absolute()
     if not path.parent.is_dir():
         return
-    # Earlier versions wrote .NAME.PID.tmp, without a lock.
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.(?:(\w+)-)?\w+\.tmp")
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.(\w+)-\w+\.tmp")
     for name in os.listdir(path.parent):
         match, temporary = pattern.fullmatch(name), path.parent / name
         if match is None:

@@ -23,6 +23,7 @@ from .errors import InputError
 from .exit import exit_cleanly
 from .lines import check_file, open_output, read_arriving_lines, read_lines, remove_line_breaks, unwrap_lines
 from .model_argument import find_model, find_onnx_model
+from .model_folder import choose_backend
 from .options import (
     Backend,
     BatchTokens,
@@ -39,8 +40,6 @@ from .options import (
 from .programs import import_program, program_name
 from .translate_file import model_sha256, translate_file
 from .translator import Hypothesis, MissingLanguageError, NotFiniteError, Translator, as_texts
-
-LINES_FOR_HEADS = 1000
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -70,6 +69,8 @@ Progress = Annotated[
     bool | None, typer.Option(help="Show progress bars on stderr; default: on a terminal, if the input is a file.")
 ]
 Output = Annotated[str, typer.Option(help="A file, or - for stdout.")]
+Source = Annotated[str, typer.Option(help="A UTF-8 text file (.gz too).")]
+Target = Annotated[str, typer.Option(help="Its translation, line by line; - for stdin.")]
 Picture = Annotated[str, typer.Option(callback=check_picture, help="A .png, .svg or .pdf file.")]
 
 # The programs parse their arguments themselves, including --help.
@@ -252,8 +253,7 @@ def translate(
         typer.Option(help="Append doubtful translations to this file: line, reason, source, text (tab-separated)."),
     ] = None,
     warn_ratio: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, help="Doubt translations with fewer than RATIO times the source's tokens."),
+        float | None, typer.Option(help="Doubt translations with fewer than RATIO times the source's tokens.")
     ] = None,
     chunk_lines: Annotated[
         int, typer.Option(min=1, help="Lines that are batched together, and lost at most by an interruption.")
@@ -281,8 +281,7 @@ def translate(
         append_report(Path(report), [], 1)
     if in_parts and not Path(output).absolute().parent.is_dir():
         raise InputError(f"--output {output}: the folder {Path(output).parent} does not exist")
-    if progress is None:
-        progress = shows_progress_by_default(input, output)
+    progress = shows_progress(progress, input, output)
     options = {"device": device, "dtype": dtype, "threads": threads, "precision": precision}
     translator = load_translator(folder, backend, **options)
     settings = translator.change_search(
@@ -339,8 +338,7 @@ def translate(
 
     if in_parts:
         about = {"model": model_sha256(translator.folder), "backend": backend, "dtype": dtype, "precision": precision}
-        about |= {"scores": scores, "unwrap": unwrap, **cut, **vars(settings)}
-        about |= {"alignments": alignments or None}  # parts of earlier versions do not name it
+        about |= {"scores": scores, "alignments": alignments, "unwrap": unwrap, **cut, **vars(settings)}
         translate_file(
             partial(translate_chunks, look_ahead=True),
             Path(input), Path(output), chunk_lines, about, read,
@@ -366,6 +364,9 @@ def append_report(path: Path, doubts: list[Doubt], first: int) -> None:
             file.write(content)
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise InputError(f"--report {path}: {error.strerror}; name a file in an existing folder") from None
+    except OSError as error:  # a full disk
+        error.filename = str(path)
+        raise
 
 
 def warn_of_doubts(counts: Counter[str], report: str | None) -> None:
@@ -378,6 +379,11 @@ def warn_of_doubts(counts: Counter[str], report: str | None) -> None:
 
 def load_translator(folder: Path, backend: Any = "torch", **options: Any) -> Any:
     """Load the Translator of a command."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise InputError(
+            f"torchrun starts {os.environ['WORLD_SIZE']} processes, which would all do the same work; run the command "
+            "without it (`translate --workers` uses all cores; examples/ray/translate.py uses several GPUs)"
+        )
     if backend == "torch":
         quiet_transformers()
     return Translator.from_pretrained(folder, backend=backend, local_files_only=True, **options)
@@ -396,8 +402,10 @@ def stopping_rule(text: str) -> bool | int | str:
     return {"true": True, "false": False}.get(text, int(text) if text.isdecimal() else text)
 
 
-def shows_progress_by_default(input: str, output: str) -> bool:
-    """Return whether stderr is a terminal that neither input nor output shares."""
+def shows_progress(progress: bool | None, input: str, output: str) -> bool:
+    """Return whether to show progress; by default, if stderr is a terminal that neither input nor output shares."""
+    if progress is not None:
+        return progress
     return input != "-" and sys.stderr.isatty() and not (output == "-" and os.isatty(1))
 
 
@@ -420,8 +428,8 @@ def columned_lines(hypotheses: list[Hypothesis], number: int | None, has_scores:
 def score(
     context: typer.Context,
     model: Model,
-    source: Annotated[str, typer.Option(help="A UTF-8 text file (.gz too).")],
-    target: Annotated[str, typer.Option(help="Its translation, line by line; - for stdin.")],
+    source: Source,
+    target: Target,
     output: Output = "-",
     target_language: TargetLanguage = None,
     tokens: Annotated[
@@ -436,8 +444,7 @@ def score(
 ) -> None:
     folder = find_model(context, model, revision, dry_run)
     sources, targets = read_parallel(source, target)
-    if progress is None:
-        progress = shows_progress_by_default(target, output)
+    progress = shows_progress(progress, target, output)
     with open_output(output) as out:
         translator = load_translator(folder, device=device, dtype=dtype)
         from .attention_maps import token_labels
@@ -467,8 +474,8 @@ def read_parallel(source: str, target: str) -> tuple[list[str], list[str]]:
 def align(
     context: typer.Context,
     model: Model,
-    source: Annotated[str, typer.Option(help="A UTF-8 text file (.gz too).")],
-    target: Annotated[str, typer.Option(help="Its translation, line by line; - for stdin.")],
+    source: Source,
+    target: Target,
     output: Output = "-",
     target_language: TargetLanguage = None,
     batch_tokens: BatchTokens = 8192,
@@ -480,8 +487,7 @@ def align(
 ) -> None:
     folder = find_model(context, model, revision, dry_run)
     sources, targets = read_parallel(source, target)
-    if progress is None:
-        progress = shows_progress_by_default(target, output)
+    progress = shows_progress(progress, target, output)
     with open_output(output) as out:
         translator = load_translator(folder, device=device, dtype=dtype)
         from .alignments import find_links, format_links
@@ -513,9 +519,8 @@ def choose_heads(
         references = compute_references(sources, targets)
     else:
         references = read_references(Path(reference), sources, targets)
-    if progress is None:
-        progress = shows_progress_by_default(source, "-")
-    first = slice(LINES_FOR_HEADS)
+    progress = shows_progress(progress, source, "-")
+    first = slice(1000)
     options = {"batch_tokens": batch_tokens, "target_language": target_language, "progress": progress}
     found = translator.choose_heads(sources[first], targets[first], references[first], **options)
     for head, rate in found.single.items():
@@ -600,7 +605,7 @@ def doctor(
     folder = None if model is None else find_model(context, model, revision, dry_run)
     from .doctor import environment_lines, model_lines
 
-    of_model = [] if folder is None else model_lines(load_translator(folder), folder)
+    of_model = [] if folder is None else model_lines(load_translator(folder, choose_backend(folder)), folder)
     # The fences keep the columns when the lines are pasted into an issue.
     for line in chain(["```text"], environment_lines(), of_model, ["```"]):
         typer.echo(line)

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from . import __version__
-from .model_folder import MANIFEST, verify_manifest
+from .model_folder import EXPORT_RECORD, MANIFEST, verify_manifest
 from .programs import program_name
-from .torch_translator import TorchTranslator
+from .translator import Translator
 from .tried_versions import untried_versions_warning
 
 # They change devices, threads or downloads, and hold no secrets.
@@ -53,10 +53,12 @@ def environment_lines() -> Iterator[str]:
         yield "environment " + ", ".join(given)
 
 
-def model_lines(translator: TorchTranslator, folder: Path) -> Iterator[str]:
+def model_lines(translator: Translator, folder: Path) -> Iterator[str]:
     """Yield the lines about a model folder that has been loaded."""
-    yield f"model       loads: {translator.description()}, {len(translator.tokenizer)} tokens"
-    yield f"            {'matches its' if verify_manifest(folder) else 'has no'} checksums ({MANIFEST})"
+    yield f"model       loads: {translator.description()}, {translator.target_vocabulary:,} target tokens"
+    record = EXPORT_RECORD if (folder / EXPORT_RECORD).is_file() else MANIFEST  # loading has compared the former
+    has_checksums = record == EXPORT_RECORD or verify_manifest(folder)
+    yield f"            {'matches its' if has_checksums else 'has no'} checksums ({record})"
     names = translator.languages.names
     if names:
         need = "needs" if translator.languages.are_needed else "has"

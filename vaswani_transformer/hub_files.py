@@ -11,21 +11,7 @@ from .errors import InputError, UnavailableError, one_line
 from .model_folder import ADAPTER, CONVERTIBLE_TYPES, MODEL_FILES, MODEL_TYPE, WEIGHTS
 
 # Not downloaded of other repositories than this package's: weights of other frameworks, documents, pictures.
-UNREAD = (
-    ".h5",
-    ".msgpack",
-    ".ot",
-    ".onnx",
-    ".gguf",
-    ".tflite",
-    ".mlmodel",
-    ".zip",
-    ".md",
-    ".py",
-    ".png",
-    ".jpg",
-    ".pdf",
-)
+UNREAD = tuple(".h5 .msgpack .ot .onnx .gguf .tflite .mlmodel .zip .md .py .png .jpg .pdf".split())
 # Suffixes of weights, and the files of transformers' models, the preferred first.
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PREFERRED_WEIGHTS = (WEIGHTS, "pytorch_model.bin")
@@ -34,9 +20,8 @@ PREFERRED_WEIGHTS = (WEIGHTS, "pytorch_model.bin")
 class DryRun(Exception):  # noqa: N818  (no error)
     """Ends a download before it begins. files: name, size in bytes, and whether the cache has it"""
 
-    def __init__(self, repo: str, commit: str, files: list[tuple[str, int, bool]]):
-        super().__init__(repo)
-        self.repo, self.commit, self.files = repo, commit, files
+    def __init__(self, commit: str, files: list[tuple[str, int, bool]]):
+        self.commit, self.files = commit, files
 
 
 def find_folder(
@@ -82,21 +67,16 @@ def download(repo: str, revision: str | None, files: Sequence[str], dry_run: boo
     files: glob patterns
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils import disable_progress_bars
 
     options: dict[str, Any] = {"revision": revision, "allow_patterns": list(files)}
     with hub_errors(repo, revision):
         if not dry_run:
             return Path(snapshot_download(repo, **options))
-        were_disabled = are_progress_bars_disabled()
-        disable_progress_bars()
-        try:
-            planned: Any = snapshot_download(repo, dry_run=True, **options)
-        finally:
-            if not were_disabled:
-                enable_progress_bars()
+        disable_progress_bars()  # the list is all that a command with --dry-run prints
+        planned: Any = snapshot_download(repo, dry_run=True, **options)
     found = sorted((file.filename, file.file_size or 0, file.is_cached) for file in planned)
-    raise DryRun(repo, planned[0].commit_hash if planned else "", found)
+    raise DryRun(planned[0].commit_hash if planned else "", found)
 
 
 def download_any(
@@ -107,7 +87,7 @@ def download_any(
     has_checkpoint: whether files of these names may be a checkpoint that can be converted
     Raises InputError if it has none, before anything but config.json is downloaded.
     """
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     try:
@@ -116,7 +96,10 @@ def download_any(
     except UnavailableError as error:
         if not isinstance(error.__cause__, OfflineModeIsEnabled):
             raise
-        return find_in_cache(repo, revision)
+        with hub_errors(repo, revision):
+            return Path(
+                snapshot_download(repo, revision=revision, allow_patterns=["config.json"], local_files_only=True)
+            )
     config = {}
     if "config.json" in names:
         path = download(repo, revision, ["config.json"]) / "config.json"
@@ -147,17 +130,10 @@ def download_any(
     return download(repo, revision, [re.sub(r"([*?[])", r"[\1]", name) for name in chosen], dry_run)
 
 
-def find_in_cache(repo: str, revision: str | None) -> Path:
-    """Return the local copy of a repository, as it was downloaded before. Raises UnavailableError."""
-    from huggingface_hub import snapshot_download
-
-    with hub_errors(repo, revision):
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=["config.json"], local_files_only=True))
-
-
 @contextmanager
 def hub_errors(repo: str, revision: str | None) -> Iterator[None]:
     """Check the answers of the Hub, and raise InputError or UnavailableError for errors."""
+    from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -187,21 +163,15 @@ def hub_errors(repo: str, revision: str | None) -> Iterator[None]:
     except HFValidationError as error:
         raise InputError(f"{repo}: no such folder, and no name of a repository ({one_line(str(error))})") from None
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        why = "HF_HUB_OFFLINE is set"
-        if not is_offline():
-            why = f"the Hub cannot be reached ({one_line(str(error.__cause__ or error))})"
+        why = f"the Hub cannot be reached ({one_line(str(error.__cause__ or error))})"
+        if constants.HF_HUB_OFFLINE:
+            why = "HF_HUB_OFFLINE is set"
         raise UnavailableError(f"{repo}: no such folder, it has not been downloaded before, and {why}") from error
     except HfHubHTTPError as error:
         raise UnavailableError(f"{repo}: the Hub answers with an error ({one_line(str(error))})") from error
     except Exception as error:  # network errors come from four libraries
         reason = one_line(f"{type(error).__name__}: {error}")
         raise UnavailableError(f"{repo}: no such folder, and the Hub cannot be reached ({reason})") from error
-
-
-def is_offline() -> bool:
-    from huggingface_hub import constants
-
-    return constants.HF_HUB_OFFLINE
 
 
 @contextmanager

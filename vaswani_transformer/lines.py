@@ -39,12 +39,6 @@ def decode_line(raw: bytes, name: str, number: int) -> str:
         ) from None
 
 
-def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
-    """Yield the lines of an open binary stream."""
-    for number, raw in enumerate(stream, start=1):
-        yield decode_line(raw, name, number)
-
-
 def check_file(path: str | Path) -> Path:
     """Return the path of an existing file. Raises InputError if it is missing or a folder."""
     path = Path(path)
@@ -71,13 +65,10 @@ def open_text(path: Path) -> Iterator[BinaryIO]:
 
 def read_lines(path: str | Path) -> Iterator[str]:
     """Yield the lines of a text file (.gz too), or of stdin for "-". Raises InputError."""
-    if str(path) == "-":
-        with open_stdin() as stream:
-            yield from decode_lines(stream, "stdin")
-        return
-    path = check_file(path)
-    with open_text(path) as stream:
-        yield from decode_lines(stream, str(path))
+    is_stdin = str(path) == "-"
+    with open_stdin() if is_stdin else open_text(check_file(path)) as stream:
+        for number, raw in enumerate(stream, start=1):
+            yield decode_line(raw, "stdin" if is_stdin else str(path), number)
 
 
 def open_stdin() -> io.BufferedReader:
@@ -173,12 +164,14 @@ NEW_LINE = re.compile(r"\s*(?:[-*+•‣◦·–—#>|]+\s|\w{1,3}[.)]\s|\||```|
 def unwrap_lines(lines: Iterable[str]) -> Iterator[str]:
     """Join the lines of a hard-wrapped text into one line for each paragraph; blank lines stay.
 
-    List items, headings, and lines without a letter or digit begin a line of their own, and so does a line that is
-    indented otherwise than the line before, if that had room for its first word: below a heading of a manual page.
+    List items, headings, blocks of code, and lines without a letter begin a line of their own, and so does a line that
+    is indented otherwise than the line before, if that had room for its first word: below a heading of a manual page.
     """
-    paragraph, before, width = "", "", 0
+    paragraph, before, width, is_code = "", "", 0, False
     for line in lines:
-        has_word = any(letter.isalnum() for letter in line)
+        is_fence = line.lstrip().startswith(("```", "~~~"))
+        is_code = is_code != is_fence
+        has_word = any(letter.isalpha() for letter in line) and not is_code
         width = max(width, len(line.rstrip()))
         had_room = has_word and len(before) + 1 + len(line.split(maxsplit=1)[0]) <= width
         is_indented = indentation(line) != indentation(before) and not NEW_LINE.match(before)
@@ -187,7 +180,7 @@ def unwrap_lines(lines: Iterable[str]) -> Iterator[str]:
             yield paragraph
             paragraph = ""
         before = line.rstrip()
-        if not has_word or line.lstrip().startswith(("#", "|", "```", "~~~")):
+        if not has_word or is_fence or line.lstrip().startswith(("#", "|")):
             yield line
         elif paragraph:
             paragraph = join_wrapped(paragraph, line.strip())

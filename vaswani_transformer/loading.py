@@ -165,16 +165,12 @@ def load_tensors(file: Path) -> dict[str, Tensor]:
         ) from None
 
 
-def load_tokenizer(
-    folder: str | Path, config: VaswaniTransformerConfig | None = None, target: bool = False
-) -> PreTrainedTokenizerFast:
+def load_tokenizer(folder: str | Path, config: VaswaniTransformerConfig | None = None) -> PreTrainedTokenizerFast:
     """Load the tokenizer of a folder. With a config, check that its ids fit the model's vocabulary.
 
-    target: whether the folder holds the decoder's tokenizer, whose ids are compared with decoder_vocab_size
     Raises BrokenFileError naming tokenizer.json or tokenizer_config.json, and InputError, see `read_tokenizer`.
     """
-    size_field = "decoder_vocab_size" if target else "vocab_size"
-    tokenizer = read_tokenizer(Path(folder), getattr(config, size_field, None), size_field)
+    tokenizer = read_tokenizer(Path(folder), getattr(config, "vocab_size", None))
     return wrap_tokenizer(tokenizer, Path(folder), config)
 
 

@@ -15,7 +15,7 @@ import typer
 from .atomic import temporary_path
 from .errors import InputError, escape_controls
 from .hub_files import DryRun, download, download_any, is_repository
-from .model_folder import ADAPTER, MODEL_TYPE, ONNX
+from .model_folder import ADAPTER, MODEL_TYPE
 from .programs import import_program
 
 
@@ -29,10 +29,9 @@ def find_model(context: typer.Context, model: str, revision: str | None = None, 
 
 def find_onnx_model(model: str, revision: str | None, dry_run: bool, precision: str | None) -> Path:
     """Return the folder of a MODEL for the ONNX backend, which needs no other weights of a repository."""
-    from .onnx_translator import onnx_file_name
+    from .onnx_translator import files_of_export
 
-    name = onnx_file_name(precision)
-    return locate_model(model, revision, dry_run, [f"{ONNX}/{pattern}" for pattern in (name, f"{name}.data", "*.json")])
+    return locate_model(model, revision, dry_run, files_of_export(precision))
 
 
 def locate_model(

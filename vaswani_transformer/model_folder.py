@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .atomic import atomic_file
 from .errors import BrokenFileError, InputError, one_line
@@ -205,14 +205,24 @@ def check_inside(file: Path, folder: Path) -> None:
 
 
 def check_graph(graph: Path) -> None:
-    """Raise BrokenFileError if an ONNX file is not the one that the export recorded."""
+    """Raise BrokenFileError if an ONNX file is not the one that was exported, or its model has other weights now."""
     record = graph.with_name(EXPORT_RECORD)
-    exported = read_json_object(record, "graphs").get("graphs", {}) if record.is_file() else {}
+    fields = read_json_object(record, "graphs") if record.is_file() else {}
+    exported, weights = fields.get("graphs", {}), graph.parent.parent / WEIGHTS
+    if graph.parent.name == ONNX and weights.is_file() and fields.get("weights_sha256"):
+        if fields["weights_sha256"] != files_sha256(weights):
+            raise BrokenFileError(f"{graph} was exported from other weights than {weights}; export the model again")
     if graph.name in exported and exported[graph.name] != file_sha256(graph):
         raise BrokenFileError(
             f"{graph} is not the graph that was exported with {record} (another sha256); export the model again, or "
             f"remove {EXPORT_RECORD} if the change was intended"
         )
+
+
+def choose_backend(folder: Path) -> Literal["torch", "onnx"]:
+    """Return "onnx" for a folder with a graph and no weights that torch reads."""
+    has_weights = any(folder.glob("*.safetensors*"))
+    return "onnx" if any(folder.glob("model*.onnx")) and not has_weights else "torch"
 
 
 def check_readable(path: Path) -> None:
@@ -386,23 +396,15 @@ def parse_alignment_heads(settings: dict[str, Any], config: Mapping[str, Any]) -
 
     config: the content of config.json
     """
-    value, (layers, heads) = (
-        settings.get("alignment_heads"),
-        (config["decoder_layers"], config["decoder_attention_heads"]),
-    )
+    value, layers, heads = settings.get("alignment_heads"), config["decoder_layers"], config["decoder_attention_heads"]
     if value is None:
         return None
-    limits = (layers, heads, 2)
-    if (
-        not isinstance(value, list)
-        or not value
-        or not all(
-            isinstance(entry, list | tuple)
-            and len(entry) == len(limits)
-            and all(type(number) is int and 0 <= number < limit for number, limit in zip(entry, limits, strict=True))
-            for entry in value
-        )
-    ):
+
+    def is_head(entry: Any) -> bool:
+        is_list = isinstance(entry, list | tuple) and len(entry) == 3 and all(type(number) is int for number in entry)
+        return is_list and all(0 <= number < most for number, most in zip(entry, (layers, heads, 2), strict=True))
+
+    if not isinstance(value, list) or not value or not all(map(is_head, value)):
         raise ValueError(
             f"alignment_heads is {reprlib.repr(value)}; each entry must be [layer, head, offset], with layers 0 to "
             f"{layers - 1}, heads 0 to {heads - 1} and offsets 0 and 1 (`choose-heads` writes it)"

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from transformers import (
     GenerationConfig,
     GenerationMixin,
+    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
     StoppingCriteria,
@@ -727,8 +728,10 @@ class RunningSearch:
     length: int = field(init=False)  # of the sequences in this step, before its token
     tokens_read: int | None = None  # by the decoder in this step; None: unknown, as in a compiled model
     prefix_length: int = 0  # tokens in the cache before the first step
-    # Of the last step: the best live log-probabilities, and whether the sentences may improve, both (batch, 1).
+    # Of beam search's last step: the best live log-probabilities, and whether the sentences may improve, (batch, 1).
     last_step: tuple[Tensor, Tensor] | None = None
+    # Without beams: whether a logit of a row has been NaN or +infinity, (batch,), recorded by `LogitsCheck`.
+    not_finite: Tensor | None = None
     calls: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self):
@@ -777,9 +780,12 @@ class RunningSearch:
 
         Raises `ValueError` if log-probabilities were NaN, which a hypothesis keeps: `topk` takes it for the best.
         """
-        if self.last_step is not None and (nan := self.last_step[0].isnan() & self.last_step[1]).any():
+        nan = self.not_finite
+        if self.last_step is not None:
+            nan = (self.last_step[0].isnan() & self.last_step[1])[:, 0]
+        if nan is not None and nan.any():
             raise ValueError(
-                f"source row {int(nan[:, 0].nonzero()[0])}: the model's log-probabilities are NaN, as in float16 when "
+                f"source row {int(nan.nonzero()[0])}: the model's log-probabilities are NaN, as in float16 when "
                 "values exceed 65,504; use float32 or bfloat16, or another checkpoint"
             )
         steps = self.calls["SearchStep"]
@@ -823,6 +829,20 @@ class SearchStep(StoppingCriteria):
             return input_ids.new_zeros(rows, dtype=torch.bool)
         limits = self.search.limits[:, 0].to(input_ids.device).repeat_interleave(rows // self.search.limits.shape[0])
         return input_ids.shape[1] - self.search.prompt_length >= limits
+
+
+class LogitsCheck(LogitsProcessor):
+    """Record in greedy search which rows have a logit that is NaN or +infinity before they end."""
+
+    def __init__(self, search: RunningSearch, batch: int, end: int):
+        self.search, self.batch, self.end = search, batch, end
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        has_ended = (input_ids[:, self.search.prompt_length :] == self.end).any(dim=1)
+        found = (~(scores < math.inf).all(dim=1) & ~has_ended).view(self.batch, -1).any(dim=1)
+        before = self.search.not_finite
+        self.search.not_finite = found if before is None else before | found
+        return scores
 
 
 def normalize_arguments(kwargs: dict[str, Any]) -> None:
@@ -901,9 +921,8 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         setting that is None has its default value.
         early_stopping: may also be a number of tokens, see `SearchSettings.lookahead`; transformers accepts no number
             in generation_config.json.
-        Raises `ValueError` for invalid settings, naming the row for invalid sources and, in beam search,
-        log-probabilities that are NaN, and `RuntimeError` if the installed transformers runs the search otherwise than
-        this class expects.
+        Raises `ValueError` for invalid settings, naming the row for invalid sources and for log-probabilities that are
+        NaN, and `RuntimeError` if the installed transformers runs the search otherwise than this class expects.
         """
         check_hooks()
         self._replace_derived_generation_config()  # if from_pretrained has not called adjust_generation_fn
@@ -950,6 +969,9 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             is_speculative=any(setting(name) for name in SPECULATIVE),
         )
         stopping_criteria = StoppingCriteriaList([*(stopping_criteria or []), SearchStep(running)])
+        if not running.is_beam_search:
+            check = LogitsCheck(running, mask.shape[0], cast(int, self.config.eos_token_id))
+            logits_processor = LogitsProcessorList([check, *(logits_processor or [])])
         # transformers types `self` of its mixin as a protocol with more attributes than a model declares.
         search = super().generate  # pyright: ignore[reportAttributeAccessIssue]
         previous = _running_search.set(running)

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from .alignments import Span, attention_of_heads, default_heads, token_spans
 from .errors import BrokenFileError, InputError, UnavailableError, as_input_errors, one_line, out_of_memory
 from .hub_files import find_folder
-from .model_folder import ONNX, AlignmentHead, ModelFolder, check_graph, check_readable
+from .model_folder import ONNX, ModelFolder, check_graph, check_readable
 from .search_vaswani_transformer import REPETITION, SearchSettings, check_number
 from .sentences_vaswani_transformer import LanguageTokens, choose_cleaning
 from .translator import Translator, pad_rows
@@ -35,38 +34,22 @@ NO_COMMON_LIMIT = 0
 class OnnxTranslator(Translator):
     """Translates with an ONNX graph that contains the beam search."""
 
-    def __init__(
-        self,
-        session: Any,
-        tokenizer: Tokenizer,
-        config: dict[str, Any],
-        target_tokenizer: Tokenizer | None = None,
-        search: SearchSettings | None = None,
-        trained_length: int | None = None,
-        alignment_heads: list[AlignmentHead] | None = None,
-    ):
-        """Use an open session.
-
-        session: an onnxruntime.InferenceSession;  config: the content of config.json
-        target_tokenizer: the tokenizer of the decoder's vocabulary, if it has its own
-        search: default settings of the search; None for the paper's
-        trained_length: number of tokens of the longest source sentence in training, if known
-        alignment_heads: the heads that align words; None for a default
-        """
-        self.session, self.tokenizer, self.config = session, tokenizer, config
-        self.has_repetition = has_repetition(session)
-        self.search, self.trained_length = search or SearchSettings(), trained_length
+    def __init__(self, session: Any, folder: ModelFolder):
+        """Use an open onnxruntime.InferenceSession with the settings and tokenizers of a folder."""
+        self.session, self.folder, self.config = session, folder.path, folder.config
         self.load_arguments: tuple[Any, ...] | None = None  # of from_pretrained
         self.graph: Path | None = None  # the file of the session
         self._session_of_workers: Any = None
-        self.target_tokenizer, self.clean = target_tokenizer or tokenizer, choose_cleaning(tokenizer.normalizer)
-        self.languages = LanguageTokens(tokenizer)
-        self.vocabulary: int = config["vocab_size"]
-        self.pad: int = config["pad_token_id"]
-        self.end: int = config["eos_token_id"]
-        self.alignment_heads = alignment_heads
-        self.positions: int | None = config.get("max_position_embeddings")
-        self.target_vocabulary: int = config.get("decoder_vocab_size") or self.vocabulary
+        self.has_repetition = has_repetition(session)
+        self.tokenizer, self.target_tokenizer = folder.tokenizer, folder.target_tokenizer
+        self.search, self.trained_length = folder.search, folder.trained_length
+        self.clean, self.languages = choose_cleaning(self.tokenizer.normalizer), LanguageTokens(self.tokenizer)
+        self.vocabulary, self.target_vocabulary = folder.vocab_size, folder.decoder_vocab_size
+        self.pad: int = folder.config["pad_token_id"]
+        self.end: int = folder.config["eos_token_id"]
+        self.positions: int | None = folder.config.get("max_position_embeddings")
+        self.alignment_heads = folder.alignment_heads
+        self.change_search()  # refuses defaults that the graph has no input for
 
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -88,27 +71,16 @@ class OnnxTranslator(Translator):
         Raises InputError, BrokenFileError or UnavailableError naming the file that cannot be used, and why.
         """
         name = onnx_file_name(precision)
-        needed = [f"{ONNX}/{pattern}" for pattern in (name, f"{name}.data", "*.json")]
-        path = find_folder(folder_or_repo, revision, local_files_only, needed)
+        path = find_folder(folder_or_repo, revision, local_files_only, files_of_export(precision))
         if (path / ONNX).is_dir() and not (path / name).exists():
             path /= ONNX
         folder, graph = ModelFolder(path), path / name
-        tokenizer, target_tokenizer, search = folder.tokenizer, folder.target_tokenizer, folder.search
         session = load_session(graph, device, threads)
+        translator = cls(session, folder)
         check_graph(graph)
-        check_interface(session, graph)
-        sizes = session.get_modelmeta().custom_metadata_map  # empty unless this package exported the file
-        for field, size in (("vocab_size", folder.vocab_size), ("decoder_vocab_size", folder.decoder_vocab_size)):
-            if sizes.get(field, str(size)) != str(size):
-                raise BrokenFileError(
-                    f"{graph} has {field} {sizes[field]}, but {path / 'config.json'} has {size}: "
-                    "graph and config do not belong together"
-                )
-        lengths_and_heads = (folder.trained_length, folder.alignment_heads)
-        translator = cls(session, tokenizer, folder.config, target_tokenizer, search, *lengths_and_heads)
-        translator.folder, translator.load_arguments = path, (path.absolute(), device, threads, precision)
+        check_interface(session, graph, folder)
+        translator.load_arguments = (path.absolute(), device, threads, precision)
         translator.graph = graph.absolute()
-        translator.change_search()  # refuses defaults that the graph has no input for
         # Warm up: the first call allocates memory and, on a GPU, selects kernels.
         try:
             translator.generate(np.full((1, 2), translator.pad), np.ones((1, 2), np.int64), max_new_tokens=2)
@@ -309,14 +281,21 @@ def has_repetition(session: Any) -> bool:
     return input_names(session) >= REPETITION.keys()
 
 
-def check_interface(session: Any, graph: Path) -> None:
-    """Raise BrokenFileError unless a graph has the inputs and outputs of an export with the search."""
+def check_interface(session: Any, graph: Path, folder: ModelFolder) -> None:
+    """Raise BrokenFileError unless a graph has an export's inputs and outputs, and the sizes of the folder's model."""
     expected = {"input_ids", "attention_mask", "sequences", "scores", *graph_inputs(SearchSettings())}
     found = input_names(session) | {value.name for value in session.get_outputs()}
     if missing := sorted(expected - found):
         raise BrokenFileError(
             f"{graph} is not a graph that `export onnx` writes for translation: it has no {', '.join(missing)}"
         )
+    sizes = session.get_modelmeta().custom_metadata_map  # empty unless this package exported the file
+    for field, size in (("vocab_size", folder.vocab_size), ("decoder_vocab_size", folder.decoder_vocab_size)):
+        if sizes.get(field, str(size)) != str(size):
+            raise BrokenFileError(
+                f"{graph} has {field} {sizes[field]}, but {folder.path / 'config.json'} has {size}: "
+                "graph and config do not belong together"
+            )
 
 
 def onnx_file_name(precision: str | None = None) -> str:
@@ -327,6 +306,12 @@ def onnx_file_name(precision: str | None = None) -> str:
     if precision not in (None, *PRECISIONS):
         raise InputError(f"precision {precision!r} is not one of {', '.join(PRECISIONS)}, or none for model.onnx")
     return "model.onnx" if precision is None else f"model_{precision}.onnx"
+
+
+def files_of_export(precision: str | None) -> list[str]:
+    """Return glob patterns of the files of a repository that ONNX Runtime needs."""
+    name = onnx_file_name(precision)
+    return [f"{ONNX}/{pattern}" for pattern in (name, f"{name}.data", "*.json")]
 
 
 def load_session(path: Path, device: str | None, threads: int | None) -> Any:

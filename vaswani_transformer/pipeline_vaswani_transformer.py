@@ -54,9 +54,8 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
     split_sentences: translate the sentences of a text one by one, as models are trained, and copy what stands between
         them (default); False cuts only lines that are longer than max_source_length
 
-    `src_lang` is refused. Other arguments go to `generate()`,
-    whose defaults are the paper's search. A text without a letter or digit is copied. Translations do not
-    depend on the other texts in the batch.
+    `src_lang` is refused. Other arguments go to `generate()`, whose defaults are the paper's search. A text without a
+    letter is copied. Translations do not depend on the other texts in the batch.
     """
 
     _load_tokenizer = True

@@ -51,8 +51,8 @@ ONLY_IN_GENERATE = {
 class SearchSettings:
     """Settings of a search; the defaults are the paper's (Section 6.1).
 
-    Names and values are those of `generate()` and of the inputs of an exported graph; transformers alone has no
-    `extra_length`. Raises `ValueError` naming a setting that is out of range.
+    Names and values are those of `generate()` and of the inputs of an exported graph. `extra_length` is this model's
+    own: transformers does not have it. Raises `ValueError` naming a setting that is out of range.
 
     >>> SearchSettings(num_beams=8).length_penalty
     0.6
@@ -72,26 +72,24 @@ class SearchSettings:
         check_real("length_penalty", self.length_penalty, *LENGTH_PENALTIES, "paper: 0.6")
         penalty = check_real("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES, "1: off")
         object.__setattr__(self, "repetition_penalty", penalty)
-        integers = {
-            "num_beams": check_number("num_beams", self.num_beams, 1, MAX_BEAMS),
-            "extra_length": check_number("extra_length", self.extra_length, 0, LONGEST_OUTPUT),
-            "min_new_tokens": check_number("min_new_tokens", self.min_new_tokens, 0, LONGEST_OUTPUT),
-            "no_repeat_ngram_size": check_number("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, LONGEST_OUTPUT),
+        limits: dict[str, tuple[int, int]] = {
+            "num_beams": (1, MAX_BEAMS),
+            "extra_length": (0, LONGEST_OUTPUT),
+            "min_new_tokens": (0, LONGEST_OUTPUT),
+            "no_repeat_ngram_size": (0, LONGEST_OUTPUT),
         }
         if self.max_new_tokens is not None:
-            integers["max_new_tokens"] = check_number("max_new_tokens", self.max_new_tokens, 1, LONGEST_OUTPUT)
-        most_returned = integers["num_beams"]
-        integers["num_return_sequences"] = check_number(
-            "num_return_sequences", self.num_return_sequences, 1, most_returned, "num_beams"
-        )
+            limits["max_new_tokens"] = (1, LONGEST_OUTPUT)
         if not isinstance(self.early_stopping, bool | str):
-            integers["early_stopping"] = check_number("early_stopping", self.early_stopping, 0, NO_MAXIMUM)
+            limits["early_stopping"] = (0, NO_MAXIMUM)
         elif self.early_stopping not in (True, False, "never"):
             raise ValueError(
                 f'early_stopping is {self.early_stopping!r}; it must be "never", true, false or a number of tokens'
             )
-        for name, value in integers.items():  # numpy's integers become Python's
-            object.__setattr__(self, name, value)
+        for name, (least, most) in limits.items():  # numpy's integers become Python's
+            object.__setattr__(self, name, check_number(name, getattr(self, name), least, most))
+        returned = check_number("num_return_sequences", self.num_return_sequences, 1, self.num_beams, "num_beams")
+        object.__setattr__(self, "num_return_sequences", returned)
 
     @property
     def lookahead(self) -> int:
@@ -124,7 +122,8 @@ class SearchSettings:
         given = {field.name: config[field.name] for field in fields(cls) if config.get(field.name) is not None}
         given.pop("num_return_sequences", None)
         if not {"extra_length", "max_new_tokens"} & given.keys() and config.get("max_length") is not None:
-            given["max_new_tokens"] = config["max_length"] - 1  # without the start token
+            longest = check_number("max_length", config["max_length"], 2, LONGEST_OUTPUT)
+            given["max_new_tokens"] = longest - 1  # without the start token
         return cls(**{"num_beams": 1, "length_penalty": 1.0, "early_stopping": False} | given)
 
 

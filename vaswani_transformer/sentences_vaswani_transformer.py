@@ -1,7 +1,7 @@
 """Split a text into sentences, which a model translates one at a time, and put their translations in their places.
 
 Models are trained on single sentences; given two at once, they often omit the second. What stands between the
-sentences is copied: white space, line breaks, and parts without a letter or digit such as bullets, rules and emoji.
+sentences is copied: white space, line breaks, and parts without a letter such as bullets, rules, emoji and numbers.
 Translator, the ONNX translator and the pipeline share this file, and hub/space-static/sentences.js follows the same
 rules. It is published with the pipeline and imports only the standard library.
 """
@@ -95,8 +95,10 @@ class LanguageTokens:
         """tokenizer: of the sources, a tokenizers.Tokenizer"""
         added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-        found = [token for token in vocabulary if token in added or token.startswith(UNMISTAKABLE)]
-        self.tokens = sorted(filter(LANGUAGE_TOKEN.fullmatch, found), key=vocabulary.__getitem__)
+        # SentencePiece may have learned ▁<2de> from texts that begin with <2de>.
+        texts = {token.removeprefix("▁"): id for token, id in vocabulary.items()}
+        found = [text for text in texts if text in added or text.startswith(UNMISTAKABLE)]
+        self.tokens = sorted(filter(LANGUAGE_TOKEN.fullmatch, found), key=texts.__getitem__)
         longest_first = "|".join(map(re.escape, sorted(self.tokens, key=len, reverse=True)))
         blank = f"(?![{LINE_BREAKS}])[{WHITE_SPACE}]"
         self._beginning = re.compile(f"(?:\\A|(?<=[{LINE_BREAKS}]))(?:{blank})*({longest_first})((?:{blank})*)")
@@ -169,7 +171,7 @@ CLOSING_FENCE = re.compile(f"(?<![^{LINE_BREAKS}])[ \\t]{{0,8}}(?:`{{3,}}|~{{3,}
 # the question mark of Greek and the full stop of Armenian where they are typed as ; and :
 BOUNDARY = re.compile(
     rf"""(?<![.!?…])(?P<mark>[.!?…]+)
-        (?P<closing>[\"'”’»›)\]}}“‘«*_`]*(?:\[[0-9]{{1,3}}\])*(?:[\x20\xa0\u202f]»(?=[{WHITE_SPACE}]))?)
+        (?P<closing>[\"'”’»›)\]}}“‘«*_`{INVISIBLE}]*(?:\[[0-9]{{1,3}}\])*(?:[\x20\xa0\u202f]»(?=[{WHITE_SPACE}]))?)
         (?P<space>[{WHITE_SPACE}]*)
     |(?P<full>[。！？｡।॥۔؟።፧፨։။។៕‼⁇⁈⁉]+[!?]*|(?<=[\u0370-\u03ff\u1f00-\u1fff])[;\u037e](?=[{WHITE_SPACE}])
         |(?<=[\u0561-\u0587]):(?=[{WHITE_SPACE}]))
@@ -181,7 +183,8 @@ PARTICLE = re.compile("[とっのがはをもに]")
 # Urdu's full stop also joins the letters of abbreviations: پی۔ایچ۔ڈی
 SHORT_URDU = re.compile("(?<![\u0600-\u06d3\u06d5-\u06ff])[\u0600-\u06d3\u06d5-\u06ff]{1,3}\\Z")
 URDU_VERBS = frozenset("ہے ہیں تھا تھی تھے گا گی گے ہوں ہو".split())
-LETTER = re.compile(r"[^\W_]")
+LETTER_OR_DIGIT = re.compile(r"[^\W_]")
+LETTER = re.compile(r"[^\W\d_]")
 WORD = re.compile(r"\w+")
 # Where to cut a sentence that is too long: after punctuation; in front of a conjunction, at a space.
 CUTS = (
@@ -434,7 +437,7 @@ def sentence_spans(text: str, sentences: bool = True) -> Iterator[tuple[int, int
             while first < last and SYMBOLS.match(line, last - 1):
                 last -= 1
             number = ITEM_NUMBER.match(line, first)
-            if number and LETTER.search(line, number.end(), last):
+            if number and LETTER_OR_DIGIT.search(line, number.end(), last):
                 first = number.end()
             if LETTER.search(line, first, last):
                 yield start + first, start + last
@@ -455,7 +458,7 @@ def separated_spans(text: str) -> Iterator[tuple[int, int]]:
 
 def split_line(line: str, is_cased: bool) -> Iterator[tuple[int, int]]:
     """Yield the start and end of each sentence of a line."""
-    start, first = 0, LETTER.search(line)
+    start, first = 0, LETTER_OR_DIGIT.search(line)
     for match in BOUNDARY.finditer(line):
         end = match.end("closing") if match["full"] is None else match.end("closes")
         if match.end() == len(line) or first is None:
@@ -463,7 +466,7 @@ def split_line(line: str, is_cased: bool) -> Iterator[tuple[int, int]]:
         if first.start() < end and is_sentence_end(line, start, match, is_cased):
             yield start, end
             start = match.end()
-            first = LETTER.search(line, start)
+            first = LETTER_OR_DIGIT.search(line, start)
     yield start, len(line)
 
 

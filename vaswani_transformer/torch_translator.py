@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -42,6 +42,7 @@ from .sentences_vaswani_transformer import TARGET_TOKENIZER, LanguageTokens, cho
 from .translator import (
     LARGEST_COUNT,
     LOGITS_PER_TOKEN,
+    Item,
     NotFiniteError,
     Translator,
     as_texts,
@@ -185,17 +186,16 @@ class TorchTranslator(Translator):
         Raises InputError if the numbers of texts differ or a text has more tokens than 5,000 or the model's positions,
         and NotFiniteError naming the translation with a log-probability that is not finite.
         """
-        sources, source_ids, target_ids, batches = self._encode_pairs(sources, targets, batch_tokens, target_language)
-        decodings: dict[int, ForcedDecoding] = {}
-        with show_progress(progress, "scoring", len(sources)) as advance:
-            for batch in batches:
-                forced = self._log_probabilities([source_ids[i] for i in batch], [target_ids[i] for i in batch])
-                for i, log_probabilities in zip(batch, forced, strict=True):
-                    if not all(map(math.isfinite, log_probabilities)):
-                        raise NotFiniteError(i, "target")
-                    decodings[i] = ForcedDecoding(target_ids[i], log_probabilities)
-                advance(len(batch))
-        return [decodings[i] for i in range(len(sources))]
+        _, source_ids, target_ids, batches = self._encode_pairs(sources, targets, batch_tokens, target_language)
+
+        def force(batch: list[int]) -> list[list[float]]:
+            return self._log_probabilities([source_ids[i] for i in batch], [target_ids[i] for i in batch])
+
+        forced = run_batches(batches, force, "scoring" if progress else None)
+        for i, log_probabilities in enumerate(forced):
+            if not all(map(math.isfinite, log_probabilities)):
+                raise NotFiniteError(i, "target")
+        return [ForcedDecoding(*pair) for pair in zip(target_ids, forced, strict=True)]
 
     def align(
         self,
@@ -267,17 +267,18 @@ class TorchTranslator(Translator):
     ) -> list[AlignedPart]:
         """Return each pair with its tokens and the attention of every head, (layers, heads, target, source)."""
         encoded, source_ids, target_ids, batches = self._encode_pairs(sources, targets, batch_tokens, target_language)
-        decoder, parts = CachedDecoder(self.model), dict[int, AlignedPart]()
-        with show_progress(progress, "aligning", len(sources)) as advance:
-            for batch in batches:
-                found = self._attention(decoder, [source_ids[i] for i in batch], [target_ids[i] for i in batch])
-                for i, attention in zip(batch, found, strict=True):
-                    source, target = self.clean(sources[i]), targets[i]
-                    source_spans = self._source_spans(source, encoded[i].removesuffix(source))
-                    target_spans = self._spans(self.target_tokenizer, target)
-                    parts[i] = AlignedPart("", source, target, source_spans, target_spans, attention)
-                advance(len(batch))
-        return [parts[i] for i in range(len(sources))]
+        decoder = CachedDecoder(self.model)
+
+        def attend(batch: list[int]) -> list[np.ndarray]:
+            return self._attention(decoder, [source_ids[i] for i in batch], [target_ids[i] for i in batch])
+
+        parts = []
+        found = run_batches(batches, attend, "aligning" if progress else None)
+        for source, prefixed, target, attention in zip(map(self.clean, sources), encoded, targets, found, strict=True):
+            source_spans = self._source_spans(source, prefixed.removesuffix(source))
+            target_spans = self._spans(self.target_tokenizer, target)
+            parts.append(AlignedPart("", source, target, source_spans, target_spans, attention))
+        return parts
 
     @torch.inference_mode()
     def _attention(
@@ -343,15 +344,27 @@ class TorchTranslator(Translator):
         return {"input_ids": ids, "attention_mask": mask}
 
 
+def run_batches(batches: list[list[int]], run: Callable[[list[int]], list[Item]], what: str | None) -> list[Item]:
+    """Return the results of the items of all batches, in the order of their indices.
+
+    run: returns the results for the indices in a batch;  what: the title of a progress bar; None for no bar
+    """
+    results: dict[int, Item] = {}
+    with show_progress(what is not None, what or "", sum(map(len, batches))) as advance:
+        for batch in batches:
+            results |= zip(batch, run(batch), strict=True)
+            advance(len(batch))
+    return [results[i] for i in range(len(results))]
+
+
 class TorchSearch(BatchSearch):
     """Runs a TorchTranslator's search, on one CPU thread in each of several threads if it is shared."""
 
     def __init__(self, translator: TorchTranslator, settings: SearchSettings, alignments: bool, is_shared: bool):
         self.translator, self.settings, self.alignments = translator, settings, alignments
         self.is_shared, self.is_stopped = is_shared, False
-        self.decoder = CachedDecoder(
-            translator.model
-        )  # copies weights, which the model may change before the next call
+        # It copies weights, which the model may change before the next call.
+        self.decoder = CachedDecoder(translator.model)
         self.decoder.register_forward_pre_hook(self._check)
         if is_shared:
             single_threads.begin()

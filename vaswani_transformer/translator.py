@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -20,10 +20,11 @@ from .doubts import Doubt, find_reasons
 from .errors import BrokenFileError, InputError, as_input_errors
 from .lines import check_unicode
 from .model_folder import AlignmentHead
-from .search_vaswani_transformer import SearchSettings, check_number
+from .search_vaswani_transformer import SearchSettings, check_number, check_real
 from .sentences_vaswani_transformer import (
     LanguageTokens,
     MissingLanguage,
+    Piece,
     check_sentences,
     join_texts,
     source_limit,
@@ -107,25 +108,54 @@ NOTHING = Hypothesis("", 0.0, [])  # the translation of what is only copied
 
 
 @dataclass(frozen=True)
+class TranslationOptions:
+    """How to translate texts, besides the settings of the search. Raises ValueError naming a value out of range.
+
+    batch_tokens: maximum number of source tokens, padding included, times beams in a batch; limits memory use. A
+        sentence counts as at least one token for every 4,096 tokens of the target vocabulary, for its logits.
+    max_source_length: split sentences of more tokens (default: the length that 99% of the training sentences do not
+        exceed, or 128 if unknown; at least 128 for whole lines).
+    split_sentences: translate the sentences of a text one by one, as models are trained. What stands between them is
+        copied: white space, line breaks, bullets, rules, numbers. False splits only lines that are longer than
+        max_source_length.
+    target_language: of a model with language tokens such as >>deu<<, "deu" or the token itself, which is put in front
+        of every sentence. A text that begins with a token, or has one at the beginning of a line, keeps it. None
+        refuses texts without a token if the model has several; "" translates them without one.
+    progress: show progress bars on stderr.
+    doubts: a list to which the parts with a doubtful best translation are added: empty, a loop, a cut sentence.
+    warn_ratio: also those with fewer target than source tokens times this number.
+    alignments: align the words of the translations with those of the texts: `alignment` and `links` of the results.
+    workers: number of batches that are searched at the same time, each on one CPU thread; memory grows with it. 1 uses
+        all threads inside each operator, as does any text that fits into one batch. Translations do not depend on it.
+        Default: the number of threads, or 1 on a GPU.
+    """
+
+    batch_tokens: int = 8192
+    max_source_length: int | None = None
+    split_sentences: bool = True
+    target_language: str | None = None
+    progress: bool = False
+    doubts: list[Doubt] | None = None
+    warn_ratio: float | None = None
+    alignments: bool = False
+    workers: int | None = None
+
+    def __post_init__(self):
+        check_number("batch_tokens", self.batch_tokens, 1, LARGEST_COUNT)
+        if self.warn_ratio is not None:
+            check_real("warn_ratio", self.warn_ratio, 0, 1, "0: no translation is too short")
+        if self.workers is not None:
+            check_number("workers", self.workers, 1, MOST_WORKERS)
+
+
+@dataclass(frozen=True)
 class Chunk:
     """Texts whose translation has begun."""
 
     texts: list[str]
-    parts: "list[Part]"
+    parts: list[tuple[int, Piece]]  # and the indices of their texts
     batches: list[list[int]]  # indices of parts
     searched: Iterator[Found]  # for each batch
-
-
-@dataclass(frozen=True)
-class Part:
-    """A unit of translation: a sentence, a part of a very long one, or a text that is kept whole."""
-
-    text_index: int
-    source: list[int]  # token ids, ending in </s>; empty after the last sentence of a text that does not end there
-    copied: str  # what stands between the previous part and this one
-    text: str
-    is_cut: bool  # whether it is a part of a sentence
-    prefix: str  # of the tokens, which `text` does not have: a language token
 
 
 class Translator(ABC):
@@ -135,7 +165,7 @@ class Translator(ABC):
     find the same translations.
     """
 
-    folder: Path | None = None  # that it was loaded from
+    folder: Path | None = None  # the folder that the model was loaded from
     search: SearchSettings  # of generation_config.json, the defaults of both methods
     trained_length: int | None  # tokens of the longest source sentence of the training; None: unknown
     positions: int | None  # number of learned positions; None: no maximum
@@ -251,7 +281,7 @@ class Translator(ABC):
         return hypotheses
 
     def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
-        """Translate texts by beam search (section 6.1); text without a letter or digit is copied.
+        """Translate texts by beam search (section 6.1); text without a letter is copied.
 
         options: those of `find_hypotheses`, which also returns scores and further translations
         Returns the best translation of each text, in order. Raises InputError.
@@ -263,150 +293,98 @@ class Translator(ABC):
             )
         return [best.text for best, *_ in self.find_hypotheses(texts, **options)]
 
-    def find_hypotheses(
-        self,
-        texts: str | Sequence[str],
-        *,
-        batch_tokens: int = 8192,
-        max_source_length: int | None = None,
-        split_sentences: bool = True,
-        target_language: str | None = None,
-        progress: bool = False,
-        doubts: list[Doubt] | None = None,
-        warn_ratio: float | None = None,
-        alignments: bool = False,
-        workers: int | None = None,
-        **search: Any,
-    ) -> list[list[Hypothesis]]:
+    def find_hypotheses(self, texts: str | Sequence[str], **options: Any) -> list[list[Hypothesis]]:
         """Translate texts and return the best hypotheses of each, with their scores and tokens, best first.
 
-        batch_tokens: maximum number of source tokens, padding included, times beams in a batch; limits memory use. A
-            sentence counts as at least one token for every 4,096 tokens of the target vocabulary, for its logits.
-        max_source_length: split sentences of more tokens (default: the length that 99% of the training sentences do not
-            exceed, or 128 if unknown; at least 128 for whole lines).
-        split_sentences: translate the sentences of a text one by one, as models are trained. What stands between them
-            is copied: white space, line breaks, bullets, rules. False splits only lines that are longer than
-            max_source_length.
-        target_language: of a model with language tokens such as >>deu<<, "deu" or the token itself, which is put in
-            front of every sentence. A text that begins with a token, or has one at the beginning of a line, keeps it.
-            None refuses texts without a token if the model has several; "" translates them without one.
-        progress: show progress bars on stderr.
-        doubts: a list to which the parts with a doubtful best translation are added: empty, a loop, a cut sentence.
-        warn_ratio: also those with fewer target than source tokens times this number.
-        alignments: align the words of the translations with those of the texts: `alignment` and `links` of the results.
-        workers: number of batches that are searched at the same time, each on one CPU thread; memory grows with it. 1
-            uses all threads inside each operator, as does any text that fits into one batch. Translations do not depend
-            on it. Default: the number of threads, or 1 on a GPU.
-        search: changes of the settings in generation_config.json, such as `num_beams=8`: fields of SearchSettings.
+        options: fields of `TranslationOptions` and, to change the settings in generation_config.json, of
+            `SearchSettings`, such as `num_beams=8`
 
         Returns at most `num_return_sequences` hypotheses (default: 1) and at least one for each text, in order. Raises
         InputError, MissingLanguageError naming the text, and NotFiniteError if its translations have no finite score.
         """
-        options = {"batch_tokens": batch_tokens, "workers": workers, "progress": progress, "doubts": doubts}
-        options |= {"max_source_length": max_source_length, "split_sentences": split_sentences}
-        options |= {"target_language": target_language, "alignments": alignments}
-        (found,) = self.find_in_chunks([texts], warn_ratio=warn_ratio, **options, **search)
+        (found,) = self.find_in_chunks([texts], **options)
         return found
 
     def find_in_chunks(
-        self,
-        chunks: Iterable[str | Sequence[str]],
-        *,
-        look_ahead: bool = False,
-        batch_tokens: int = 8192,
-        max_source_length: int | None = None,
-        split_sentences: bool = True,
-        target_language: str | None = None,
-        progress: bool = False,
-        doubts: list[Doubt] | None = None,
-        warn_ratio: float | None = None,
-        alignments: bool = False,
-        workers: int | None = None,
-        **search: Any,
+        self, chunks: Iterable[str | Sequence[str]], *, look_ahead: bool = False, **options: Any
     ) -> Generator[list[list[Hypothesis]]]:
         """Yield what `find_hypotheses` returns for each chunk of texts, in order; needs memory for two chunks.
 
         look_ahead: begin a chunk before the previous one is yielded, so that no worker waits at its end. False for text
             that is still being written.
-        The other options are those of `find_hypotheses`. Close the generator if it is not exhausted: it has threads.
+        options: those of `find_hypotheses`
+        Close the generator if it is not exhausted: it has threads.
         """
-        settings = self.change_search(**search)
+        own = {field.name: options.pop(field.name) for field in fields(TranslationOptions) if field.name in options}
+        settings = self.change_search(**options)
         cores = self._count_cores()
         with as_input_errors():
-            limit = source_limit(max_source_length, self.trained_length, self.positions, split_sentences)
-            batch_tokens = check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
-            self.languages.prefix(target_language)  # raises ValueError for an unknown language
-            workers = cores or 1 if workers is None else check_number("workers", workers, 1, MOST_WORKERS)
+            how = TranslationOptions(**own)
+            limit = source_limit(how.max_source_length, self.trained_length, self.positions, how.split_sentences)
+            self.languages.prefix(how.target_language)  # raises ValueError for an unknown language
+        cut = (limit, self._encode, how.split_sentences, self.clean, self.languages, how.target_language)
 
         def begin(texts: str | Sequence[str]) -> Chunk:
-            texts, parts = as_texts(texts, "text"), list[Part]()
-            with show_progress(progress, "splitting") as advance:
+            texts, parts = as_texts(texts, "text"), list[tuple[int, Piece]]()
+            with show_progress(how.progress, "splitting") as advance:
                 for number, text in enumerate(texts):
-                    cut = (limit, self._encode, split_sentences, self.clean, self.languages, target_language)
                     try:
                         for piece in split_text(text, *cut):
-                            parts.append(Part(number, piece.ids, piece.copied, piece.text, piece.is_cut, piece.prefix))
+                            parts.append((number, piece))
                             advance(1)
                     except MissingLanguage as error:
                         raise MissingLanguageError(number, "text", str(error)) from None
-            sources = [i for i, part in enumerate(parts) if part.source]
+            sources = [i for i, (_, piece) in enumerate(parts) if piece.ids]
             shortest = self.target_vocabulary // LOGITS_PER_TOKEN
-            lengths = [max(len(parts[i].source), shortest) * settings.num_beams for i in sources]
-            largest = batch_tokens if cores is None else divide_evenly(sum(lengths), batch_tokens)
+            lengths = [max(len(parts[i][1].ids), shortest) * settings.num_beams for i in sources]
+            largest = how.batch_tokens if cores is None else divide_evenly(sum(lengths), how.batch_tokens)
             batches = [[sources[i] for i in batch] for batch in batches_by_length(lengths, largest)]
-            searched = pool.start([[parts[i].source for i in batch] for batch in batches])
-            return Chunk(texts, parts, batches, searched)
+            return Chunk(texts, parts, batches, pool.start([[parts[i][1].ids for i in batch] for batch in batches]))
 
         def finish(chunk: Chunk) -> list[list[Hypothesis]]:
-            parts = chunk.parts
-            found: list[list[Hypothesis]] = [[] for _ in parts]
-            with show_progress(progress, "translating", sum(map(len, chunk.batches))) as advance:
+            found: list[list[Hypothesis]] = [[] for _ in chunk.parts]
+            with show_progress(how.progress, "translating", sum(map(len, chunk.batches))) as advance:
                 for batch, of_batch in zip(chunk.batches, chunk.searched, strict=True):
                     for i, hypotheses in zip(batch, self._hypotheses(of_batch), strict=True):
                         if not hypotheses or not all(math.isfinite(hypothesis.score) for hypothesis in hypotheses):
-                            raise NotFiniteError(parts[i].text_index, "text")
+                            raise NotFiniteError(chunk.parts[i][0], "text")
                         found[i] = hypotheses
                     advance(len(batch))
 
             translations: list[list[Hypothesis]] = [[] for _ in chunk.texts]
-            for part, hypotheses in zip(parts, found, strict=True):
-                so_far = translations[part.text_index]
-                translations[part.text_index] = join_hypotheses(so_far, part.copied, hypotheses)
-                if doubts is not None and part.source:
+            for (number, piece), hypotheses in zip(chunk.parts, found, strict=True):
+                translations[number] = join_hypotheses(translations[number], piece.copied, hypotheses)
+                if how.doubts is not None and piece.ids:
                     best = hypotheses[0]
-                    reasons = find_reasons(part.source, best.tokens, part.text, best.text, part.is_cut, warn_ratio)
-                    doubts.extend(Doubt(part.text_index, reason, part.text, best.text) for reason in reasons)
-            return self._align(chunk.texts, parts, found, translations) if alignments else translations
+                    reasons = find_reasons(piece.ids, best.tokens, piece.text, best.text, piece.is_cut, how.warn_ratio)
+                    how.doubts.extend(Doubt(number, reason, piece.text, best.text) for reason in reasons)
+            return self._align(chunk, found, translations) if how.alignments else translations
 
-        with Workers(partial(self._open_search, settings, alignments), workers) as pool:
+        with Workers(partial(self._open_search, settings, how.alignments), how.workers or cores or 1) as pool:
             begun = map(begin, chunks)
             yield from map(finish, take_ahead(begun) if look_ahead else begun)
 
     def _align(
-        self,
-        texts: list[str],
-        parts: list[Part],
-        found: list[list[Hypothesis]],
-        translations: list[list[Hypothesis]],
+        self, chunk: Chunk, found: list[list[Hypothesis]], translations: list[list[Hypothesis]]
     ) -> list[list[Hypothesis]]:
         """Return the translations with their alignments.  found: the hypotheses of each part, with their attention"""
         from .alignments import AlignedPart, align_text, decoded_spans
 
         of_text: list[list[list[AlignedPart]]] = [[[] for _ in hypotheses] for hypotheses in translations]
-        for part, hypotheses in zip(parts, found, strict=True):
-            source_spans = self._source_spans(part.text, part.prefix) if part.source else []
+        for (number, piece), hypotheses in zip(chunk.parts, found, strict=True):
+            source_spans = self._source_spans(piece.text, piece.prefix) if piece.ids else []
             # The tokens of a part that was truncated are its first ones and </s>.
-            source_spans = [*source_spans[: max(len(part.source) - 1, 0)], *source_spans[-1:]]
-            for rank, aligned in enumerate(of_text[part.text_index]):
-                best = hypotheses[rank] if part.source else NOTHING
+            source_spans = [*source_spans[: max(len(piece.ids) - 1, 0)], *source_spans[-1:]]
+            for rank, aligned in enumerate(of_text[number]):
+                best = hypotheses[rank] if piece.ids else NOTHING
                 spans = decoded_spans(self._decode, best.tokens, self.end)
-                aligned.append(AlignedPart(part.copied, part.text, best.text, source_spans, spans, best.attention))
+                aligned.append(AlignedPart(piece.copied, piece.text, best.text, source_spans, spans, best.attention))
         return [
             [
                 replace(hypothesis, alignment=align_text(text, hypothesis.text, aligned))
                 for hypothesis, aligned in zip(hypotheses, ranks, strict=True)
             ]
-            for text, hypotheses, ranks in zip(texts, translations, of_text, strict=True)
+            for text, hypotheses, ranks in zip(chunk.texts, translations, of_text, strict=True)
         ]
 
 

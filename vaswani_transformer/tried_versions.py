@@ -4,7 +4,6 @@ The ranges in pyproject.toml are open towards later releases. If an installed ve
 begin with a warning.
 """
 
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from packaging.version import Version
@@ -23,18 +22,14 @@ NEWEST_TRIED = {
 }
 
 
-def untried_versions() -> Iterator[str]:
-    """Yield the installed packages that are newer than the newest that was tried: "torch 2.15.0 (tried: 2.13.0)"."""
+def untried_versions_warning() -> str | None:
+    """Return a line that names the installed packages that are newer than the newest that was tried, or None."""
+    untried = []
     for package, newest in NEWEST_TRIED.items():
         try:
             installed = version(package)
         except PackageNotFoundError:
             continue
         if Version(installed).release > Version(newest).release:
-            yield f"{package} {installed} (tried: up to {newest})"
-
-
-def untried_versions_warning() -> str | None:
-    """Return a line that names all of them, or None."""
-    untried = ", ".join(untried_versions())
-    return f"warning: not tried with this version of vaswani-transformer: {untried}" if untried else None
+            untried.append(f"{package} {installed} (tried: up to {newest})")
+    return f"warning: not tried with this version of vaswani-transformer: {', '.join(untried)}" if untried else None

@@ -77,6 +77,6 @@ def count_cores() -> int:
     """Return the number of CPU cores that this process may use; processes that torchrun started share them."""
     try:
         cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS and Windows
+    except AttributeError:  # macOS
         cores = os.cpu_count() or 1
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

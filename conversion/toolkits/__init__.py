@@ -1,9 +1,8 @@
-"""One file per toolkit; hugging_face.py has two. Importing this package fills READERS and WRITERS."""
+"""One file per toolkit; hugging_face.py and tutorials.py have two. Importing this package fills READERS and WRITERS."""
 # ruff: noqa: F401
 
 from ..toolkit import READERS, WRITERS
 from . import (
-    annotated_transformer,
     ctranslate2,
     eole,
     fairseq,
@@ -11,8 +10,8 @@ from . import (
     joeynmt,
     marian,
     opennmt_py,
-    pytorch_seq2seq,
     sockeye,
     tensor2tensor,
     torch_nn_transformer,
+    tutorials,
 )

@@ -17,7 +17,8 @@ from ..options import STACKS, Options, Reasons, flatten_options
 from ..rename import Rule, expand_layers, find_first, select_weights
 from ..segmentation import add_tokenizers
 from ..toolkit import Description, register_reader
-from ..vocabulary import TEXT, Vocabulary, find_common_ids
+from ..vocabulary import Vocabulary, join_sides
+from .opennmt_py import RATES, read_tokens, refuse_by_name
 
 EPSILON, OLD_EPSILON = 1e-5, 1e-6
 EPSILON_ASSUMED = (
@@ -30,8 +31,7 @@ NOTES = [
     "The source has no </s>.",
 ]
 SINUSOIDS = {"SinusoidalInterleaved": PAPER, "SinusoidalConcat": TENSOR2TENSOR}
-OTHER_POSITIONS = {"Rotary", "Alibi", "Relative"}
-PLACES = ("", "encoder.", "decoder.")  # of a setting inside `model`
+PLACES = ("", "encoder.", "decoder.", "embeddings.")  # of a setting inside `model`
 OFF = (
     "parallel_residual shared_layer_norm ffn_layernorm query_norm key_norm value_norm num_experts sliding_window "
     "relative_positions_buckets q_gating attn_scaling aan_useffn lambda_align alignment_heads coverage_attn adapter"
@@ -42,6 +42,12 @@ SUPPORTED: dict[str, tuple] = {
     "mlp_activation_fn": ("relu", "gelu", "silu"),
     "encoder_layer_style": ("standard",),
     "final_encoder_layer_norm": (True,),
+}
+SEARCH = {
+    "beam_size": "num_beams",
+    "max_length": "max_new_tokens",
+    "min_length": "min_new_tokens",
+    "block_ngram_repeat": "no_repeat_ngram_size",
 }
 EMBEDDINGS = {"src_emb.embeddings.weight": SOURCE, "tgt_emb.embeddings.weight": TARGET, "generator.weight": OUTPUT}
 PROJECTIONS = "{linear_query,linear_keys,linear_values,final_linear}.{weight,bias}"
@@ -75,14 +81,12 @@ def recognise(path: Path) -> bool:
 @register_reader("eole", ["config.json"], recognise_file=recognise)
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a folder; path: its config.json"""
-    model = read_json_object(path, "model")["model"]
-    options = Options(flatten_options(model), reasons)
+    content = read_json_object(path, "model", "training", "inference")
+    options = Options(flatten_options(content["model"] | {"training": content.get("training")}), reasons)
     options.require({"architecture": ("transformer",)})
-    for name in OTHER_POSITIONS & {options.get(f"{place}position_encoding_type") for place in (*PLACES, "embeddings.")}:
-        reasons.add_setting(f"its positions are {name}, inside the attention (supported: sinusoids)")
-    if any(str(options.get(place + "mlp_activation_fn")).startswith("gated-") for place in PLACES):
-        reasons.add_setting("its feed-forward layers have a gate (not supported)")
-    reasons.raise_if_any()
+    positions = [options.get(f"{place}position_encoding_type") for place in PLACES]
+    is_gated = any(str(options.get(place + "mlp_activation_fn")).startswith("gated-") for place in PLACES)
+    refuse_by_name(reasons, positions, is_gated)
     options.require({place + name: values for place in PLACES for name, values in SUPPORTED.items()})
     options.require({}, " ".join(place + name for place in PLACES for name in OFF))
     for place in PLACES:
@@ -101,11 +105,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     if not files:
         raise InputError(f"{path.parent}: model.00.safetensors is missing next to config.json")
     tensors = select_weights({n: t for file in files for n, t in load_checkpoint(file).items()}, reasons, *IGNORED)
-    training = read_json_object(path).get("training") or {}
-    for name in ("dropout", "attention_dropout"):
-        rate = training.get(name, 0.1)
-        config[name] = float(rate[-1] if isinstance(rate, list) else rate)  # a list has one for each training stage
-    config |= {
+    config |= options.read_rates(0.1, *(f"training.{name}" for name in RATES)) | {
         "activation_function": options.get("mlp_activation_fn", "relu"),
         "norm_position": "pre",
         "layer_norm_eps": float(options.get("norm_eps", EPSILON)),
@@ -127,26 +127,28 @@ def read(path: Path, reasons: Reasons) -> Description:
         SINUSOIDS[options.get("embeddings.position_encoding_type") or "SinusoidalInterleaved"],
         notes=NOTES,
         assumptions=[] if "norm_eps" in options else [EPSILON_ASSUMED],
+        search=read_search(content.get("inference", {})),
     )
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
     """Read vocab.json, which has the tokens of both sides and the names of the special tokens."""
     file = folder / "vocab.json"
-    content = read_json_object(file)
-    sides: tuple[Any, Any] = (content.get("src"), content.get("tgt"))
-    source, target = sides
-    if not all(isinstance(side, list) and all(isinstance(token, str) for token in side) for side in sides):
+    content = read_json_object(file, "specials")
+    source, target = (read_tokens(content.get(side)) for side in ("src", "tgt"))
+    if source is None or target is None:
         raise BrokenFileError(f"{file}: `src` and `tgt` must be lists of tokens")
-    given: Mapping[str, Any] = content.get("specials") or {}
-    start = content.get("decoder_start_token") or given.get("bos_token") or "<s>"
-    end = given.get("eos_token") or "</s>"
-    if missing := [token for token in (start, end) if token not in target]:
-        raise InputError(f"{file}: `tgt` lacks {', '.join(missing)}")
-    bos, eos = target.index(start), target.index(end)
-    names = {"unknown": [given.get("unk_token") or "<unk>"], "pad": [given.get("pad_token") or "<blank>"]}
-    ids = find_common_ids(source, target, names, f"`src` and `tgt` of {file.name}")
-    ids |= {"eos": eos, "bos": bos, "start": bos}
-    has_both = source[eos : eos + 1] == [end] and source[bos : bos + 1] == [start]
-    vocabulary = Vocabulary(source, target, source_template=(TEXT,), source_has_bos_and_eos=has_both, **ids)
+    given = content.get("specials", {})
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<blank>"}
+    start, end, unknown, pad = (given.get(name) or default for name, default in names.items())
+    start = content.get("decoder_start_token") or start
+    vocabulary = join_sides(source, target, start, end, unknown, pad, f"`src` and `tgt` of {file}")
     return add_tokenizers(vocabulary, folder)
+
+
+def read_search(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of `inference` for our generation_config.json. eole's defaults do not count as settings."""
+    search = {ours: settings[theirs] for theirs, ours in SEARCH.items() if settings.get(theirs)}
+    if "beam_size" in settings:
+        search["length_penalty"] = 0.0 if settings.get("length_penalty") == "none" else settings.get("alpha", 1.0)
+    return search

@@ -19,7 +19,7 @@ from vaswani_transformer.lines import read_lines
 from ..checkpoint_files import find_file, load_checkpoint, save_pickle
 from ..folder import OurModel
 from ..layout import OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR
-from ..options import RATES, STACKS, Options, Reasons, map_sizes
+from ..options import RATES, STACKS, Options, Reasons, map_sizes, show_value
 from ..rename import Rule, expand_layers, expand_table, rename_to_theirs, select_weights, split_in_proj
 from ..segmentation import add_tokenizers
 from ..toolkit import Description, count_embeddings, explain_penalty, register_reader, register_writer
@@ -65,7 +65,8 @@ LAYER = {
     "final_layer_norm.{weight,bias}": "feed_forward_norm.{weight,bias}",
 }
 LAYERS = dict.fromkeys(STACKS, LAYER)
-FIRST_CROSS_ATTENTION = "decoder.layers.0.encoder_attn."  # nn.Transformer calls it decoder.layers.0.multihead_attn
+# Models of other kinds, such as LSTMs, convolutions and language models, lack one of these.
+PARTS = ("encoder.layers.0.self_attn", "decoder.layers.0.self_attn", "decoder.layers.0.encoder_attn")
 EMBEDDINGS = {"encoder.embed_tokens.weight": SOURCE, DECODER_EMBEDDING: TARGET, OUTPUT_PROJECTION: OUTPUT}
 LEARNED = {"{encoder,decoder}.embed_positions.weight": POSITIONS}
 NOTES = [
@@ -93,9 +94,9 @@ def make_rules(config: Mapping[str, Any], learned: bool) -> list[Rule]:
 
 
 def recognise(content: dict[str, Any]) -> bool:
-    model = content.get("model")
-    has_options = content.get("cfg") is not None or content.get("args") is not None
-    return has_options and isinstance(model, dict) and any(name.startswith(FIRST_CROSS_ATTENTION) for name in model)
+    # Training scripts of others save `model` and `args` as well, but not with these options of every fairseq model.
+    is_fairseqs = not read_options(content).keys().isdisjoint(("encoder_embed_dim", "decoder_embed_dim"))
+    return is_fairseqs and isinstance(content.get("model"), dict)
 
 
 @register_reader("fairseq", ["*.pt"], packages=["fairseq", "omegaconf"], recognise_content=recognise)
@@ -103,6 +104,11 @@ def read(path: Path, reasons: Reasons) -> Description:
     """Describe a checkpoint_*.pt file and the dictionaries next to it."""
     checkpoint = load_checkpoint(path)
     options = Options(read_options(checkpoint), reasons, as_flags=True)
+    missing = [part for part in PARTS if not any(str(name).startswith(part) for name in checkpoint["model"])]
+    if missing:
+        architecture = options.get("arch") or options.get("_name")
+        reasons.add_setting(f"its architecture {show_value(architecture)} has no {' and no '.join(missing)}")
+        reasons.raise_if_any()
     options.require({"activation_fn": tuple(ACTIVATIONS)}, OFF)
     config = options.read_sizes(SIZES)
     for name in ("decoder_embed_dim", "decoder_input_dim", "decoder_output_dim"):
@@ -147,8 +153,9 @@ def read_options(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def get_items(part: Any) -> dict[str, Any]:
-    """Return the items of a Namespace or a dictionary; none of None."""
-    return getattr(part, "__dict__", part) or {}
+    """Return the items of a Namespace or a dictionary; none of anything else."""
+    items = getattr(part, "__dict__", part)
+    return items if isinstance(items, dict) else {}
 
 
 def update_old_names(tensors: dict[str, Tensor]) -> None:

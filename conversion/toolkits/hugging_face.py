@@ -61,9 +61,10 @@ def find_model_type(path: Path) -> str | None:
     if path.name not in ("config.json", *WEIGHTS) or not file.exists():
         return None
     try:
-        return read_json_object(file).get("model_type")
+        kind = read_json_object(file).get("model_type")
     except BrokenFileError:
         return None
+    return kind if isinstance(kind, str) else None
 
 
 def read_model(
@@ -77,7 +78,7 @@ def read_model(
     options = Options(read_json_object(path.with_name("config.json")), reasons)
     file = require_file(path.parent, *WEIGHTS)
     weights = load_checkpoint(file)
-    options.require({"activation_function": ACTIVATIONS, **supported}, OFF)
+    options.require({"activation_function": ACTIVATIONS, "scale_embedding": (True, False), **supported}, OFF)
     config = options.read_sizes(SIZES)
     reasons.raise_if_any()
     config |= options.read_rates(0.0, *RATES)

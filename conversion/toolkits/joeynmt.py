@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.lines import read_lines
 
 from ..checkpoint_files import load_checkpoint, read_yaml, require_file
@@ -35,6 +34,12 @@ SPECIAL_TOKENS = {
     "pad": ("pad_token", "<pad>"),
     "bos": ("bos_token", "<s>"),
     "eos": ("eos_token", "</s>"),
+}
+SEARCH = {
+    "max_output_length": "max_new_tokens",
+    "min_output_length": "min_new_tokens",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "repetition_penalty": "repetition_penalty",
 }
 # JoeyNMT 2's defaults if `layer_norm` is missing, without a final norm. Before 2.0 the option did not exist: layers
 # were pre-norm, with a final norm.
@@ -70,18 +75,17 @@ def read(path: Path, reasons: Reasons) -> Description:
     file = require_file(
         path.parent, "config.yaml", "*.yaml", remedy="; copy it from the training run: it has the number of heads"
     )
-    settings = read_yaml(file)
-    model = settings.get("model")
-    if not isinstance(model, dict):
-        raise BrokenFileError(f"{file} has no `model`")
+    settings = read_yaml(file, "model", "data", "testing")
+    model = settings.get("model", {})
     tensors = select_weights(checkpoint["model_state"], reasons)
     final_norms = {stack: f"{stack}.layer_norm.weight" in tensors for stack in STACKS}
     options = Options(flatten_options(model), reasons)
     norm_positions = DEFAULT_NORMS | ({"decoder": "pre"} if final_norms["decoder"] else {})
     for stack, position in norm_positions.items():
         options.setdefault(f"{stack}.layer_norm", position)
-    config = options.read_sizes(SIZES)
     options.require(SUPPORTED)
+    reasons.raise_if_any()
+    config = options.read_sizes(SIZES)
     for name in ("hidden_size", "activation", "layer_norm"):
         options.require_equal(f"encoder.{name}", f"decoder.{name}")
     for stack in STACKS:
@@ -103,8 +107,21 @@ def read(path: Path, reasons: Reasons) -> Description:
     ]
     embeddings = zip((SOURCE, TARGET), STACKS, strict=True)
     unscaled = tuple(name for name, stack in embeddings if not options.get(f"{stack}.embeddings.scale", False))
-    vocabulary = read_vocabulary(path.parent, settings.get("data") or {})
-    return Description(tensors, rules, config, vocabulary, unscaled=unscaled, files=[file])
+    vocabulary = read_vocabulary(path.parent, settings.get("data", {}))
+    search = read_search(settings.get("testing", {}), vocabulary)
+    return Description(tensors, rules, config, vocabulary, unscaled=unscaled, files=[file], search=search)
+
+
+def read_search(testing: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the settings in `testing` for our generation_config.json. JoeyNMT switches off those from 0 down."""
+    if "beam_size" not in testing:
+        return {}
+    alpha = testing.get("alpha", testing.get("beam_alpha", 0))  # `alpha` before JoeyNMT 2
+    search = {"num_beams": testing["beam_size"], "length_penalty": max(alpha, 0)}
+    search |= {ours: testing[theirs] for theirs, ours in SEARCH.items() if testing.get(theirs, 0) > 0}
+    if not testing.get("generate_unk", True):
+        search["suppress_tokens"] = [vocabulary.unknown]
+    return search
 
 
 def read_vocabulary(folder: Path, data: Mapping[str, Any]) -> Vocabulary:

@@ -65,7 +65,11 @@ MATRICES = {
     "ffn_W{1,2}": "feed_forward.fc{1,2}.weight",
 }
 BIASES = {name.replace("_W", "_b"): ours.replace("weight", "bias") for name, ours in MATRICES.items()}
-NORMS = {"self_Wo": "self_attn_norm", "context_Wo": "cross_attn_norm", "ffn_ffn": "feed_forward_norm"}
+NORMS = {
+    "self_Wo_ln_{scale,bias}": "self_attn_norm.{weight,bias}",
+    "context_Wo_ln_{scale,bias}": "cross_attn_norm.{weight,bias}",
+    "ffn_ffn_ln_{scale,bias}": "feed_forward_norm.{weight,bias}",
+}
 
 PENALTY_NOTE = explain_penalty("Marian", "log P / L^normalize")
 PRE_NORM_NOTE = (
@@ -77,8 +81,8 @@ PRE_NORM_NOTE = (
 
 def make_layer_rules(config: Mapping[str, Any]) -> list[Rule]:
     """Return the rules of the layers, which Marian counts from 1, and of final norms."""
-    pre = "_pre" if config["norm_position"] == "pre" else ""
-    norms = {f"{theirs}_ln_{{scale,bias}}{pre}": f"{ours}.{{weight,bias}}" for theirs, ours in NORMS.items()}
+    suffix = "_pre" if config["norm_position"] == "pre" else ""
+    norms = {theirs + suffix: ours for theirs, ours in NORMS.items()}
     layers = dict.fromkeys(STACKS, MATRICES | BIASES | norms)
     final_norm = "{encoder,decoder}_top_ln_{scale,bias}"
     return expand_layers(config, "{encoder,decoder}_l#_", layers, final_norm, first=1, transposed=True)
@@ -231,10 +235,9 @@ def read_tokens(file: Path, rows: int) -> list[str]:
     """Read a vocabulary in YAML or JSON (token: id) or with one token per line, truncated to the model's rows."""
     if file.suffix == ".fsv":
         raise InputError(f"{file}: a factored vocabulary cannot be converted")
-    if file.suffix not in (".yml", ".yaml", ".json"):
-        check_readable(file)
-        return list(read_lines(file))[:rows]
     check_readable(file)
+    if file.suffix not in (".yml", ".yaml", ".json"):
+        return list(read_lines(file))[:rows]
     try:
         text = file.read_bytes().removeprefix(BYTE_ORDER_MARK).decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:

@@ -5,7 +5,7 @@ The sinusoids are the paper's or, with "SinusoidalConcat", tensor2tensor's. Sour
 
 import argparse
 import glob
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..options import Options, Reasons, expand, map_sizes
 from ..rename import Rule, expand_layers, expand_table, rename_to_theirs, select_weights
 from ..segmentation import add_tokenizers
 from ..toolkit import Description, count_embeddings, register_reader, register_writer
-from ..vocabulary import TEXT, Vocabulary, find_common_ids, number_tokens
+from ..vocabulary import Vocabulary, join_sides, number_tokens
 
 BLANK, BOS, EOS, UNK = "<blank>", "<s>", "</s>", "<unk>"
 POSITION_TABLES = expand("{encoder,decoder}.embeddings.make_embedding.pe.pe")
@@ -56,8 +56,11 @@ FIXED: dict[str, Any] = {
 SUPPORTED = {name: (value,) for name, value in FIXED.items()} | {
     "self_attn_type": ("scaled-dot", "scaled-dot-flash"),
     "position_encoding_type": tuple(SINUSOIDS),
-    "pos_ffn_activation_fn": ("relu", "gelu"),  # with "silu" and "gated-gelu" the feed-forward network has a gate
+    "pos_ffn_activation_fn": ("relu", "gelu"),
 }
+GATED = ("silu", "gated-gelu")  # with this pos_ffn_activation_fn, the feed-forward layers have a gate
+OTHER_POSITIONS = {"Rotary", "Alibi", "Relative"}
+RATES = ("dropout", "attention_dropout", "dropout")  # of sub-layers, attention weights and activations
 SIZES = ("hidden_size", "{enc,dec}_layers", "heads", "transformer_ff")
 # The names of sizes in older versions.
 OLD_NAMES = {"hidden_size": ("rnn_size", "enc_rnn_size"), "enc_layers": ("layers",), "dec_layers": ("layers",)}
@@ -104,6 +107,9 @@ def read(path: Path, reasons: Reasons) -> Description:
     """Describe a .pt file, whose tensors may be in .safetensors files next to it."""
     checkpoint = load_checkpoint(path)
     options = Options(vars(checkpoint["opt"]), reasons, as_flags=True)
+    relative = options.get("max_relative_positions")
+    positions = {-1: "Rotary", -2: "Alibi"}.get(relative, "Relative") if relative else "Sinusoidal"
+    refuse_by_name(reasons, [positions], options.get("pos_ffn_activation_fn") in GATED)
     options.require(SUPPORTED, OFF)
     for name, old_names in OLD_NAMES.items():
         options.setdefault(name, next((options[old] for old in old_names if old in options), None))
@@ -113,11 +119,8 @@ def read(path: Path, reasons: Reasons) -> Description:
     reasons.raise_if_any()
 
     tensors = select_weights(read_weights(checkpoint, path), reasons, r"decoder\.transformer_layers\.\d+\.mask")
-    for name in ("dropout", "attention_dropout"):
-        rate = options.get(name, 0.1)
-        config[name] = float(rate[-1] if isinstance(rate, list) else rate)  # a list has one for each training stage
     feed_forward_bias = "encoder.transformer.0.feed_forward.w_1.bias" in tensors
-    config |= {
+    config |= options.read_rates(0.1, *RATES) | {
         "activation_function": options.get("pos_ffn_activation_fn", "relu"),
         "norm_position": "pre",
         "layer_norm_eps": float(options.get("norm_eps", 1e-6)),
@@ -134,6 +137,18 @@ def read(path: Path, reasons: Reasons) -> Description:
         "decoder_start_token": vocabulary.target[vocabulary.start_id],
     }
     return Description(tensors, rules, config, vocabulary, SINUSOIDS[encoding], notes=NOTES, kept=kept)
+
+
+def refuse_by_name(reasons: Reasons, positions: Iterable[Any], is_gated: bool) -> None:
+    """Raise the reasons if a model of OpenNMT-py or eole has rotary or relative positions, ALiBi, or a gate.
+
+    positions: the kinds of positions in the model, by eole's names
+    """
+    for kind in OTHER_POSITIONS & set(positions):
+        reasons.add_setting(f"its positions are {kind}, inside the attention (supported: sinusoids)")
+    if is_gated:
+        reasons.add_setting("its feed-forward layers have a gate (not supported)")
+    reasons.raise_if_any()
 
 
 def read_weights(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -160,14 +175,7 @@ def read_vocabulary(folder: Path, content: Any, options: Mapping[str, Any], rows
         ids = {"unknown": 0, "pad": 1, "bos": 2, "start": 2, "eos": 3}
         return number_tokens([UNK, BLANK, BOS, EOS], rows, why, **ids)
     start = content.get("decoder_start_token", BOS)
-    missing = [token for token in (start, EOS) if token not in target]
-    if missing:
-        raise InputError(f"the tgt vocabulary lacks {', '.join(missing)}")
-    bos, eos = target.index(start), target.index(EOS)
-    ids = find_common_ids(source, target, {"unknown": [UNK], "pad": [BLANK]}, "the src and tgt vocabularies")
-    ids |= {"eos": eos, "bos": bos, "start": bos}
-    has_both = source[eos : eos + 1] == [EOS] and source[bos : bos + 1] == [start]
-    vocabulary = Vocabulary(source, target, source_template=(TEXT,), source_has_bos_and_eos=has_both, **ids)
+    vocabulary = join_sides(source, target, start, EOS, UNK, BLANK, "the checkpoint's vocabularies")
     return add_tokenizers(vocabulary, folder, (options.get("src_lang"), options.get("tgt_lang")))
 
 

@@ -41,27 +41,32 @@ DROPOUT = [f"config_encoder.dropout_{place}" for place in ("prepost", "attention
 NORM_POSITIONS = {("n", "r"): "pre", ("", "rn"): "post"}
 SPECIAL_TOKENS = {"pad": ["<pad>"], "unknown": ["<unk>"], "bos": ["<s>"], "eos": ["</s>"]}
 
-# Names of Sockeye's sub-layers -> ours.
-SUBLAYERS = {
-    "encoder": {"self_attention": "self_attn"},
-    "decoder": {"autoregr_layer": "self_attn", "enc_attention": "cross_attn"},
+# After `split_projections`.
+FEED_FORWARD = {"ff.ff{1,2}.{weight,bias}": "feed_forward.fc{1,2}.{weight,bias}"}
+PROJECTIONS = {
+    "encoder": FEED_FORWARD | {"self_attention.ff_{q,k,v,out}.weight": "self_attn.{q,k,v,out}_proj.weight"},
+    "decoder": FEED_FORWARD
+    | {"{autoregr_layer,enc_attention}.ff_{q,k,v,out}.weight": "{self_attn,cross_attn}.{q,k,v,out}_proj.weight"},
+}
+NORMS = {  # after `pre_` or `post_`
+    "encoder": {"{self_attention,ff}.layer_norm.{weight,bias}": "{self_attn,feed_forward}_norm.{weight,bias}"},
+    "decoder": {
+        "{autoregr_layer,enc_attention,ff}.layer_norm.{weight,bias}": (
+            "{self_attn,cross_attn,feed_forward}_norm.{weight,bias}"
+        )
+    },
 }
 
 
 def make_layer_rules(config: Mapping[str, Any]) -> list[Rule]:
-    """Return the rules of the layers, after `split_projections`, and of the final norms of pre-norm models."""
-    position = config["norm_position"]
-    names = {}
-    for stack, sublayers in SUBLAYERS.items():
-        names[stack] = {
-            "ff.ff{1,2}.{weight,bias}": "feed_forward.fc{1,2}.{weight,bias}",
-            f"{position}_ff.layer_norm.{{weight,bias}}": "feed_forward_norm.{weight,bias}",
-        }
-        for theirs, ours in sublayers.items():
-            names[stack][f"{theirs}.ff_{{q,k,v,out}}.weight"] = f"{ours}.{{q,k,v,out}}_proj.weight"
-            names[stack][f"{position}_{theirs}.layer_norm.{{weight,bias}}"] = f"{ours}_norm.{{weight,bias}}"
+    """Return the rules of the layers and of the final norms of pre-norm models."""
+    prefix = f"{config['norm_position']}_"
+    layers = {
+        stack: names | {prefix + theirs: ours for theirs, ours in NORMS[stack].items()}
+        for stack, names in PROJECTIONS.items()
+    }
     final_norm = "{encoder,decoder}.final_process.layer_norm.{weight,bias}"
-    return expand_layers(config, "{encoder,decoder}.layers.#.", names, final_norm)
+    return expand_layers(config, "{encoder,decoder}.layers.#.", layers, final_norm)
 
 
 def recognise(path: Path) -> bool:
@@ -72,7 +77,7 @@ def recognise(path: Path) -> bool:
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a params.* file and the `config` next to it."""
     file = require_file(path.parent, "config", remedy="; copy it from the training run: it has the number of heads")
-    options = Options(flatten_options(read_yaml(file, ConfigLoader)), reasons)
+    options = Options(flatten_options(read_yaml(file, loader=ConfigLoader)), reasons)
     config = options.read_sizes(SIZES)
     config["norm_position"] = check_options(options, config["d_model"], reasons)
     reasons.raise_if_any()

@@ -63,7 +63,13 @@ PROJECTIONS = {
     "encdec_attention/multihead_attention/{q,k,v,output_transform}/kernel": "cross_attn.{q,k,v,out}_proj.weight",
     "ffn/conv{1,2}/{kernel,bias}": "feed_forward.fc{1,2}.{weight,bias}",
 }
-NORMS = {"self_attention": "self_attn_norm", "encdec_attention": "cross_attn_norm", "ffn": "feed_forward_norm"}
+NORMS = {
+    "self_attention/": "self_attn_norm.{weight,bias}",
+    "encdec_attention/": "cross_attn_norm.{weight,bias}",
+    "ffn/": "feed_forward_norm.{weight,bias}",
+}
+PRE_NORM = "layer_prepostprocess/layer_norm/layer_norm_{scale,bias}"
+POST_NORM = "layer_postprocess/layer_norm/layer_norm_{scale,bias}"
 
 WORD, OTHER = r"[\p{L}\p{N}]", r"[^\p{L}\p{N}\x{E000}]"
 BOUNDARY, BACKSLASH = "\ue000", "\ue001"  # private use characters, which texts do not contain
@@ -74,11 +80,9 @@ ESCAPED_AS_NUMBERS = (range(0x00, 0x250), range(0x370, 0x530), range(0x2010, 0x2
 
 def make_layer_rules(config: dict[str, Any]) -> list[Rule]:
     """Return the rules of the layers and of the final norms of pre-norm models."""
-    pre = config["norm_position"] == "pre"
-    norm = f"layer_{'prepostprocess' if pre else 'postprocess'}/layer_norm/layer_norm_{{scale,bias}}"
-    norms = {f"{theirs}/{norm}": f"{ours}.{{weight,bias}}" for theirs, ours in NORMS.items()}
-    layers = dict.fromkeys(STACKS, PROJECTIONS | norms)
-    return expand_layers(config, "{encoder,decoder}/layer_#/", layers, f"{{encoder,decoder}}/{norm}", transposed=True)
+    norm = PRE_NORM if config["norm_position"] == "pre" else POST_NORM
+    layers = dict.fromkeys(STACKS, PROJECTIONS | {theirs + norm: ours for theirs, ours in NORMS.items()})
+    return expand_layers(config, "{encoder,decoder}/layer_#/", layers, "{encoder,decoder}/" + norm, transposed=True)
 
 
 @register_reader("tensor2tensor", ["*.index"], recognise_file=lambda path: path.suffix == ".index")

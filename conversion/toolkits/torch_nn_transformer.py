@@ -35,8 +35,7 @@ from ..toolkit import Description, register_reader
 from ..vocabulary import TEXT, Vocabulary, read_both_sides
 
 TORCH_FILES = ["*.pt*", "*.zip"]  # torch.save writes zip files, and some authors name them so
-FIRST_WEIGHT = "encoder.layers.0.self_attn.in_proj_weight"
-FIRST_CROSS_ATTENTION = "decoder.layers.0.multihead_attn.in_proj_weight"  # old fairseq has another name
+FIRST_WEIGHT = "decoder.layers.0.multihead_attn.in_proj_weight"  # old fairseq has another name
 SOURCE_NAME = re.compile(r"(src|source|enc|input|in_).*emb|emb.*(src|source|enc)|^src")
 TARGET_NAME = re.compile(r"(tgt|trg|target|dec|output).*emb|emb.*(tgt|trg|target|dec)|^tgt|^trg")
 SCALE_ASSUMED = (
@@ -79,33 +78,35 @@ LAYERS = {
 }
 
 
-def recognise(content: dict[str, Any]) -> bool:
-    return any(isinstance(name, str) and name.endswith(FIRST_CROSS_ATTENTION) for name in find_state_dict(content))
+def find_weights(checkpoint: Mapping[Any, Any], known: str) -> dict[str, Any]:
+    """Return the weights of a module, without the prefix of their names; none if the checkpoint does not have it.
+
+    The state_dict is the checkpoint itself or has one of the usual names in it. Names outside the module stay as they
+    are.
+
+    known: one of the module's names of weights
+    """
+    for weights in (checkpoint, *(checkpoint.get(name) for name in ("state_dict", "model_state_dict", "model"))):
+        if isinstance(weights, Mapping):
+            prefixes = (str(name).removesuffix(known) for name in weights if str(name).endswith(known))
+            if (prefix := next(prefixes, None)) is not None:
+                return {str(name).removeprefix(prefix): tensor for name, tensor in weights.items()}
+    return {}
 
 
-def find_state_dict(checkpoint: dict) -> dict:
-    """Return the state_dict, which is the checkpoint itself or has one of the usual names in it."""
-    for name in ("state_dict", "model_state_dict", "model"):
-        if isinstance(checkpoint.get(name), dict):
-            return checkpoint[name]
-    return checkpoint
-
-
-def remove_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove the prefix of nn.Transformer's tensors; those of other modules keep their names."""
-    prefix = next(name for name in weights if name.endswith(FIRST_WEIGHT)).removesuffix(FIRST_WEIGHT)
-    return {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
-
-
-@register_reader("torch-nn-transformer", TORCH_FILES, packages=["__main__"], recognise_content=recognise)
+@register_reader(
+    "torch-nn-transformer",
+    TORCH_FILES,
+    packages=["__main__"],
+    recognise_content=lambda content: bool(find_weights(content, FIRST_WEIGHT)),
+)
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a state_dict and the config.json next to it."""
-    checkpoint = load_checkpoint(path)
     remedy = '; write one with {"nhead": ...}: no tensor records the number of heads'
     file = require_file(path.parent, "config.json", remedy=remedy)
     options = Options(read_json_object(file), reasons)
     options.require(SUPPORTED)
-    tensors = select_weights(remove_prefix(find_state_dict(checkpoint)), reasons)
+    tensors = select_weights(find_weights(load_checkpoint(path), FIRST_WEIGHT), reasons)
     config: dict[str, Any] = {"d_model": tensors[FIRST_WEIGHT].shape[1]}
     options.require({"d_model": (config["d_model"],)})
     options.setdefault("nhead", options.get("num_heads"))
@@ -203,7 +204,7 @@ def compute_logits(path: Path, description: Description, source: Tensor, target:
     """Run nn.Transformer with the file's tensors, and the embeddings, positions and output that `read` found."""
     config, tensors = description.config, description.tensors
     ours = {rule.ours: tensors[rule.theirs].float() for rule in description.rules if rule.theirs in tensors}
-    weights = remove_prefix(find_state_dict(load_checkpoint(path)))
+    weights = find_weights(load_checkpoint(path), FIRST_WEIGHT)
     with torch.device("meta"):
         module = nn.Transformer(
             d_model=config["d_model"],

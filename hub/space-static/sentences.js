@@ -32,7 +32,7 @@ const SEPARATOR = new RegExp(
 );
 const CLOSING_FENCE = new RegExp(`(?<![^${LINE_BREAKS}])[ \\t]{0,8}(?:\`{3,}|~{3,})[ \\t]*(?![^${LINE_BREAKS}])`, "gu");
 const BOUNDARY = new RegExp(
-  `(?<![.!?…])(?<mark>[.!?…]+)(?<closing>["'”’»›)\\]}“‘«*_\`]*(?:\\[[0-9]{1,3}\\])*(?:[ \\u00a0\\u202f]»(?=${WHITE}))?)` +
+  `(?<![.!?…])(?<mark>[.!?…]+)(?<closing>["'”’»›)\\]}“‘«*_\`${INVISIBLE}]*(?:\\[[0-9]{1,3}\\])*(?:[ \\u00a0\\u202f]»(?=${WHITE}))?)` +
     `(?<space>${WHITE}*)` +
     `|(?<full>[。！？｡।॥۔؟።፧፨։။។៕‼⁇⁈⁉]+[!?]*|(?<=[\\u0370-\\u03ff\\u1f00-\\u1fff])[;\\u037e](?=${WHITE})` +
     `|(?<=[\\u0561-\\u0587]):(?=${WHITE}))(?<closes>[」』）”’»)"'*_]*)(?<gap>${WHITE}*)`,
@@ -40,7 +40,8 @@ const BOUNDARY = new RegExp(
 );
 const PARTICLE = /^[とっのがはをもに]/u;
 const SHORT_URDU = /(?<![\u0600-\u06d3\u06d5-\u06ff])[\u0600-\u06d3\u06d5-\u06ff]{1,3}$/u;
-const LETTER = /[\p{L}\p{N}]/gu;
+const LETTER_OR_DIGIT = /[\p{L}\p{N}]/gu;
+const LETTER = /[\p{L}\p{Nl}\p{No}]/gu;
 const CUTS = [
   [/[.!?…]+["'”’»)\]]*(?= |$)|[。！？｡।॥۔؟።፧։]+[」』）]*/gu, /[;:,،؛]["'”’»)\]]*(?= )|[，、；：፣]| [–—-](?= )/gu],
   [
@@ -262,10 +263,10 @@ export function sentenceSpans(text) {
         first += letter.length;
       }
       for (let letter; first < last && (letter = before(line, last)) && SYMBOL.test(letter); ) last -= letter.length;
-      const hasLetter = (place) => (search(LETTER, line, place)?.index ?? Infinity) < last;
+      const has = (kind, place) => (search(kind, line, place)?.index ?? Infinity) < last;
       const number = line.slice(first, last).match(ITEM_NUMBER)?.[0].length ?? 0;
-      if (number && hasLetter(first + number)) first += number;
-      if (hasLetter(first)) spans.push([start + first, start + last]);
+      if (number && has(LETTER_OR_DIGIT, first + number)) first += number;
+      if (has(LETTER, first)) spans.push([start + first, start + last]);
     }
   }
   return spans;
@@ -295,7 +296,7 @@ function separatedSpans(text) {
 function splitLine(line, isCased) {
   const spans = [];
   let start = 0;
-  let first = search(LETTER, line, 0);
+  let first = search(LETTER_OR_DIGIT, line, 0);
   for (const match of line.matchAll(BOUNDARY)) {
     const { full, space, gap } = match.groups;
     const stop = match.index + match[0].length;
@@ -304,7 +305,7 @@ function splitLine(line, isCased) {
     if (first.index < end && isSentenceEnd(line, start, match, isCased)) {
       spans.push([start, end]);
       start = stop;
-      first = search(LETTER, line, start);
+      first = search(LETTER_OR_DIGIT, line, start);
     }
   }
   return [...spans, [start, line.length]];
