@@ -25,21 +25,16 @@ WEIGHTS, LOSSES = "fitted.safetensors", "losses.json"
 # The LSTM's own settings of Adam, common at this size, instead of the recipe's, which are for a Transformer; the other
 # settings are torch's defaults.
 LEARNING_RATE, LARGEST_GRADIENT = 1e-3, 1.0
-# Keys that our recipes leave at their defaults and that the training of an LSTM does not follow.
-UNUSED = (
-    "initial_weights", "learning_rate_factor", "adam_beta1", "adam_beta2", "adam_epsilon", "max_gradient_norm",
-    "max_hours", "max_cpu_seconds", "max_tokens", "patience",
-)  # fmt: skip
 
 
 def train_lstm(recipe: Recipe) -> tuple[RnnWithAttention, Run]:
     """Train an LSTM of the same size as the recipe's model, on its batches, with its dropout and its label smoothing.
 
-    The learning rate and Adam's settings are the LSTM's own; it computes in float32 and is not averaged.
+    The learning rate and Adam's settings are the LSTM's own, whatever the recipe says; it computes in float32, takes
+    all steps and is not averaged.
     Loads the LSTM instead if recipe.output_dir holds a finished one; an interrupted training starts over.
-    Raises InputError if the finished one was trained with another recipe, or for a key that an LSTM does not follow.
+    Raises InputError if the finished one was trained with another recipe.
     """
-    check_lstm_recipe(recipe)
     folder = Path(recipe.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     accelerator = make_accelerator(recipe.mixed_precision, [], folder, {})
@@ -50,27 +45,14 @@ def train_lstm(recipe: Recipe) -> tuple[RnnWithAttention, Run]:
     model = make_rnn(transformer.num_parameters(), vocabulary, "lstm", dropout)
     model.to(accelerator.device)
     if (folder / LOSSES).is_file():
-        check_same_recipe(recipe)
+        recorded = read_json_object(folder / LOSSES, "recipe")["recipe"]
+        if changes := differences(recorded, select_fixed_keys(recipe)):
+            raise InputError(f"{folder} holds a model of another recipe: {'; '.join(changes)}; remove the folder")
         load_model(model, folder / WEIGHTS)
     else:
         fit(model, run, recipe)
     model.eval()
     return model, run
-
-
-def check_lstm_recipe(recipe: Recipe) -> None:
-    """Raise InputError if the recipe sets a key that the training of an LSTM does not follow."""
-    for key in UNUSED:
-        if getattr(recipe, key) != Recipe.model_fields[key].default:
-            raise InputError(f"--{key} cannot be given: the LSTM is trained without it")
-
-
-def check_same_recipe(recipe: Recipe) -> None:
-    """Raise InputError unless the finished LSTM in recipe.output_dir was trained with this recipe."""
-    folder, now = Path(recipe.output_dir), select_fixed_keys(recipe)
-    recorded = read_json_object(folder / LOSSES, "recipe")["recipe"]
-    if changes := differences(recorded, now):
-        raise InputError(f"{folder} holds a model of another recipe: {'; '.join(changes)}; remove the folder")
 
 
 def select_fixed_keys(recipe: Recipe) -> dict[str, Any]:

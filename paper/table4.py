@@ -80,12 +80,10 @@ def write_table4(
     An interrupted Transformer resumes at its last checkpoint, an interrupted LSTM at its first step.
     """
     # nltk is needed to train, not to write the page
-    from .fit_model import check_lstm_recipe
     from .parsing.train_parser import parse_unlabelled, prepare_data, train_parser
 
     if unlabelled is not None:
         check_file(unlabelled)  # it is read only after the first parsers are trained
-    check_lstm_recipe(load_recipe(RECIPE, options))  # before the Transformers are trained
     folder, data = output / "table4", output / "table4" / "data"
     missing = {}  # {(system, seed): command}
     for seed in seeds:

@@ -375,7 +375,7 @@ def test_overlap_counts_shared_test_pairs(tmp_path, load):
         (["x" * 10_000_000], ["y"], {}, 4, "dropped 1 too long (lines 5)"),
         # Without </s> the targets are two and three times as long as the sources.
         (["x", "x"], ["yz", "yzx"], {"max_length_ratio": 2}, 5, "dropped 1 length ratio (lines 6)"),
-        (["a"] * 9000 + [""], ["a"] * 9000 + ["b"], {}, 9004, "dropped 1 empty (lines 9005)"),  # in the second chunk
+        (["a"] * 9000 + [""], ["b"] * 9000 + ["b"], {}, 9004, "dropped 1 empty (lines 9005)"),  # in the second chunk
     ],
     ids=["empty", "long", "ten million characters", "ratio", "second chunk"],
 )

@@ -1,8 +1,10 @@
 """Formats of parallel text: the right columns and languages, and no pair lost or invented without a report."""
 
+import bz2
 import csv
 import gzip
 import json
+import lzma
 import subprocess
 import sys
 
@@ -57,13 +59,15 @@ def report(tmp_path):
 @pytest.mark.parametrize(
     "header",
     ["en\tde", "EN\tDE", "English\tGerman", "en_US\tde-DE", "eng\tdeu", "Englisch\ten\tde", " en \t de ", "src\ttgt",
-     "\ten\tde", "id\ten\tde", "id\tEnglish\tid\tGerman", "score\ten\tde", "en\tde\t", "\ten\tde\tsplit"],
+     "\ten\tde", "source_text\ttarget_text", "text_en\ttext_de",
+     "English sentence\tGerman sentence", '"en"\t"de"', "id\ten\tde", "id\tEnglish\tid\tGerman", "score\ten\tde",
+     "en\tde\t", "\ten\tde\tsplit"],
 )  # fmt: skip
 def test_a_header_names_the_columns(read, header):
     names = header.split("\t")
     wanted = [
-        next(i for i, n in enumerate(names) if n.strip().lower()[:2] in codes)
-        for codes in (("en", "sr"), ("de", "ge", "tg"))
+        next(i for i, n in enumerate(names) if n.strip(' "').lower().removeprefix("text_")[:2] in codes)
+        for codes in (("en", "sr", "so"), ("de", "ge", "tg", "ta"))
     ]
     if header.startswith("Englisch"):  # no code and no English name
         wanted = [1, 2]
@@ -73,7 +77,7 @@ def test_a_header_names_the_columns(read, header):
         cells[wanted[0]], cells[wanted[1]] = pair
         rows.append("\t".join(cells))
     assert read("p.tsv", "\n".join([header, *rows, ""])) == PAIRS
-    if "src" not in header:
+    if "src" not in header and "source" not in header:
         backwards = read("p.tsv", "\n".join([header, *rows, ""]), source_language="de", target_language="en")
         assert backwards == [pair[::-1] for pair in PAIRS]
 
@@ -121,6 +125,30 @@ def test_a_header_without_a_language_is_refused(read):
 
 def test_numbers_are_text_if_a_header_says_so(read):
     assert read("p.tsv", "en\tde\n12\tzwölf\n7\tsieben\n") == [("12", "zwölf"), ("7", "sieben")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("id\tsentence1\tsentence2\n1\tA man.\tEin Mann.\n", "line 1: no column 'en'; columns: id, sentence1"),
+        ("text_en\ttext_fr\nA man.\tUn homme.\n", "line 1: no column 'de'; columns: text_en, text_fr"),
+        ("translation\toriginal\nEin Mann.\tA man.\n", "line 1: no column 'en'; .* such as en TAB de"),
+        ("en\ten\tde\n1\tA man.\tEin Mann.\n", "line 1: two columns are called en"),
+        ("en\tde\nA man.\tEin Mann.\nde\ten\nDie Sonne.\tThe sun.\n", "line 3: a header with another order of columns"),
+        ("# from a dictionary\t2024\nde\ten\nEin Mann.\tA man.\n", r"line 2: a header with another order .*\(de, en\)"),
+        ("src_lang\ttgt_lang\tsrc\ttgt\nen\tde\tA man.\tEin Mann.\nde\ten\tDie Sonne.\tThe sun.\n",
+         "line 3: src_lang is 'de', but the recipe's language there is 'en'"),
+    ],
+)  # fmt: skip
+def test_no_column_is_taken_for_another(read, content, message):
+    with pytest.raises(InputError, match=f"p.tsv {message}"):
+        read("p.tsv", content)
+
+
+def test_the_header_of_joined_tables_is_no_pair(report, tmp_path):
+    (tmp_path / "p.tsv").write_text("en\tde\na b\tc d\nen\tde\ne f\tg h\n")
+    said = report("p.tsv")
+    assert "3 pairs read, 2 kept" in said and "dropped 1 missing (lines 3)" in said
 
 
 @pytest.mark.parametrize("row", ["A man.\tstands.\tEin Mann.", "A man."])
@@ -212,12 +240,53 @@ def test_a_number_in_a_dataset_is_no_empty_text(tmp_path):
         read_sentences(open_texts(recipe, ["train"]))
 
 
-def test_keys_and_columns_may_be_names_of_languages(tmp_path, read):
-    rows = [{"English": en, "DE": de} for en, de in PAIRS]
+@pytest.mark.parametrize("keys", [("English", "DE"), ("source", "target"), ("src", "tgt"), ("text_en", "text_de")])
+def test_keys_and_columns_may_be_names_of_languages_or_roles(tmp_path, read, keys):
+    rows = [dict(zip(keys, pair, strict=True)) for pair in PAIRS]
     assert read("p.jsonl", "".join(json.dumps(row) + "\n" for row in rows)) == PAIRS
     datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "set"))
     recipe = load_recipe(None, {"dataset": str(tmp_path / "set")})
     assert list(zip(*read_sentences(open_texts(recipe, ["train"])), strict=True)) == PAIRS
+
+
+def test_a_pair_that_is_null_is_missing_in_json_and_datasets(tmp_path, report):
+    rows = [{"translation": {"en": "a b", "de": "c d"}}, {"translation": None}]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "set"))
+    for name, keys in (("p.jsonl", {}), ("train", {"data": None, "dataset": str(tmp_path / "set")})):
+        assert "2 pairs read, 1 kept" in report(name, **keys)
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.tsv", "p.jsonl"])
+def test_a_text_of_a_million_letters_is_dropped_in_every_format(tmp_path, report, name):
+    frame = pandas.DataFrame([("x" * 1_000_000, "a"), ("b c", "d e")], columns=["en", "de"])
+    if name == "p.jsonl":
+        frame.to_json(tmp_path / name, orient="records", lines=True)
+    else:
+        frame.to_csv(tmp_path / name, index=False, sep="," if name == "p.csv" else "\t")
+    assert "2 pairs read, 1 kept" in report(name)
+
+
+def test_spaces_around_quoted_cells_are_no_text(read):
+    assert read("p.csv", 'en, de\n"A man, old", "Ein Mann, alt"\n') == [("A man, old", "Ein Mann, alt")]
+
+
+@pytest.mark.parametrize(
+    ("compress", "kind"), [(gzip.compress, "gzip"), (lzma.compress, "xz"), (bz2.compress, "bzip2")]
+)
+def test_compressed_text_without_its_suffix_is_named(read, compress, kind):
+    for name in ("p.tsv", "p.csv", "p.jsonl"):
+        with pytest.raises(InputError, match=f"{name} is compressed by {kind}; decompress it"):
+            read(name, compress(b"en\tde\na b\tc d\n"))
+
+
+def test_copies_of_the_source_are_reported(tmp_path):
+    """The same file for both languages, or a memory in which nothing has been translated."""
+    (tmp_path / "a.txt").write_text("one two\nthree\nfour five\n")
+    tokenizer, said = train_tokenizer([*ENGLISH, *GERMAN], 270), []
+    recipe = load_recipe(None, {"data": str(tmp_path)})
+    load_corpus(open_texts(recipe, ["a.txt,a.txt"]), tokenizer, recipe, tmp_path / "cache", said.append)
+    assert "source and target are the same text in 3 of 3 pairs (lines 1, 2, 3)" in said[1]
 
 
 # --- capitals ------------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def test_an_invalid_log_is_reported_by_line(run):
         curve_figure({"loss": {}, "validation_loss": {}, "validation_bleu": {}})
 
 
-def test_the_progress_is_that_of_the_newest_checkpoint_or_of_the_log(run):
+def test_the_progress_is_that_of_the_models_last_checkpoint_or_of_the_log(run):
     assert read_progress(run) == {} and read_state(run) == {} and read_run(run) == {}
     logged = {"step": 30, "seconds": 2.0, "tokens": 50}
     with (run / "metrics.jsonl").open("a") as log:
@@ -79,6 +79,11 @@ def test_the_progress_is_that_of_the_newest_checkpoint_or_of_the_log(run):
         state.write_text(json.dumps({"progress": progress, "environment": {"device": "cpu"}}))
     (run / "checkpoints/step-200.broken").mkdir()
     assert read_progress(run)["step"] == 100 and read_state(run)["environment"] == {"device": "cpu"}
+    # The run was extended, and interrupted before it wrote another model.
+    (run / "manifest.json").write_text(json.dumps({"files": [], "average_of": ["step-9", "step-20"]}))
+    assert read_progress(run)["step"] == 20
+    (run / "manifest.json").write_text(json.dumps({"files": [], "average_of": ["step-40"]}))  # which is removed
+    assert read_progress(run) == logged
     (run / "run.json").write_text('{"recipe": []}')
     with pytest.raises(BrokenFileError, match="recipe is a list"):
         read_run(run)

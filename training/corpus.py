@@ -8,9 +8,9 @@ token ids and lengths, which a resumed run compares.
 import hashlib
 import json
 import math
-import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vaswani_transformer.atomic import atomic_folder
+from vaswani_transformer.atomic import atomic_folder, remove
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.model_folder import files_sha256, read_json_object, write_json
 from vaswani_transformer.sentences_vaswani_transformer import choose_cleaning, cleans_itself
@@ -47,6 +47,7 @@ FILES = {
 }  # fmt: skip
 # Drop lines with more characters per allowed token before tokenising them, to save time and memory.
 CHARACTERS_PER_TOKEN = 32
+MOST_COPIES = 0.1  # the share of pairs with the same text twice above which a warning is due
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def load_corpus(
             return open_corpus(folder)
         except BrokenFileError as error:
             say(f"{error}; tokenising again")
-            shutil.rmtree(folder)
+            remove(folder)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as temporary:
@@ -205,19 +206,26 @@ def load_corpus(
 
 
 @dataclass
-class Dropped:
-    """The number of pairs that a filter dropped, and the lines of the first five."""
+class Lines:
+    """The number of pairs with something in common, such as why they were dropped, and the lines of the first five."""
 
     count: int = 0
     first: list[str] = field(default_factory=list)
 
-    def add(self, where: str) -> None:
+    def add(self, line: str) -> None:
         self.count += 1
         if len(self.first) < 5:
-            self.first.append(where)
+            self.first.append(line)
 
     def __str__(self) -> str:
         return f"lines {', '.join(self.first)}{', ...' if self.count > 5 else ''}"
+
+
+class Part(NamedTuple):
+    """The pairs of a chunk to tokenise, cleaned, and where each is."""
+
+    pairs: list[tuple[str, str]]
+    lines: list[str]
 
 
 def tokenise(
@@ -231,38 +239,51 @@ def tokenise(
     for backend in backends:  # control tokens in the text are ordinary text
         backend.encode_special_tokens = True
     # The texts that the Translator gives the tokenizer. One that this package has trained cleans them itself.
-    cleaners = [str if cleans_itself(each.normalizer) else choose_cleaning(each.normalizer) for each in backends]
+    cleaners = [None if cleans_itself(each.normalizer) else choose_cleaning(each.normalizer) for each in backends]
     # A text of invisible characters has no other tokens.
     nothing = np.array([len(backend.encode("").ids) for backend in backends])
     dtype = np.dtype(np.uint16 if max(map(len, tokenizers)) <= 1 << 16 else np.uint32)
     name = " + ".join(text.name for text in texts)
-    dropped = {reason: Dropped() for reason in ("empty", "missing", "too long", "length ratio")}
-    joined = Dropped()  # pairs with a line break inside a text
+    dropped = {reason: Lines() for reason in ("empty", "missing", "too long", "length ratio")}
+    joined, same = Lines(), Lines()  # pairs with a line break inside a text, and with the same text on both sides
     digest, read, written = hashlib.sha256(), 0, Counter()
+
+    def select_parts() -> Iterator[Part]:
+        nonlocal read
+        for text, chunk in ((each, chunk) for each in texts for chunk in each.chunks()):
+            read += len(chunk.sources)
+            if read % 1_000_000 < len(chunk.sources):
+                say(f"{name}: {read // 1_000_000} million pairs read")
+            yield _select_pairs(chunk, settings, dropped, joined, same, f"{text.name}:" if len(texts) > 1 else "")
+
+    def encode(part: Part) -> list[list[list[int]]]:
+        ids = []
+        for side, (backend, clean) in enumerate(zip(backends, cleaners, strict=True)):
+            text = [pair[side] if clean is None else clean(pair[side]) for pair in part.pairs]
+            ids.append([encoded.ids for encoded in backend.encode_batch_fast(text)])
+        return ids
+
     with ExitStack() as stack:
         files = {file: stack.enter_context((folder / file).open("wb")) for file in FILES}
-        for text, chunk in ((each, chunk) for each in texts for chunk in each.chunks()):
-            pairs, lines = _usable_text(chunk, settings, dropped, joined, f"{text.name}:" if len(texts) > 1 else "")
-            ids = [
-                [encoded.ids for encoded in backend.encode_batch_fast([clean(pair[side]) for pair in pairs])]
-                for side, (backend, clean) in enumerate(zip(backends, cleaners, strict=True))
-            ]
+        for part, ids in _encode_ahead(encode, select_parts()):
             lengths = np.array([[len(row) for row in rows] for rows in ids], dtype=np.int32)  # (2, pairs)
-            keep = _within_limits(lengths, nothing, lines, settings, dropped)
-            for file, array in _file_parts(pairs, ids, lengths, keep, dtype).items():
+            keep = _within_limits(lengths, nothing, part.lines, settings, dropped)
+            for file, array in _file_parts(part.pairs, ids, lengths, keep, dtype).items():
                 files[file].write(raw := array.tobytes())
                 written[file] += len(array)
                 if file != "pairs.hash":
                     digest.update(raw)
-            read += len(chunk.sources)
-            if read % 1_000_000 < len(chunk.sources):
-                say(f"{name}: {read // 1_000_000} million pairs tokenised")
     kept, source_tokens, target_tokens = (written[file] for file in ("pairs.hash", "source.ids", "target.ids"))
     report = "".join(f"; dropped {d.count} {reason} ({d})" for reason, d in dropped.items() if d.count)
     report += f"; replaced line breaks by spaces in {joined.count} ({joined})" if joined.count else ""
     if not kept:
         raise InputError(f"{name}: none of {read} pairs can be used{report}")
     say(f"{name}: {read} pairs read, {kept} kept, {source_tokens} source and {target_tokens} target tokens{report}")
+    if same.count > kept * MOST_COPIES:
+        say(
+            f"warning: {name}: source and target are the same text in {same.count} of {kept} pairs ({same}), so the "
+            "model learns to copy; check the columns and the file names, or remove these pairs"
+        )
     return {
         "name": name,
         "read": read,
@@ -275,32 +296,53 @@ def tokenise(
     }
 
 
-def _usable_text(
-    chunk: Chunk, settings: TextSettings, dropped: dict[str, Dropped], joined: Dropped, prefix: str
-) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return the pairs of a chunk to tokenise, and their line numbers. joined: gets the pairs with line breaks"""
+def _encode_ahead(encode: Callable[[Part], Any], parts: Iterable[Part]) -> Iterator[tuple[Part, Any]]:
+    """Yield every part with encode(part), and encode the next one in a thread meanwhile.
+
+    The tokenizers library releases Python's lock, so that its threads work while this one prepares and writes pairs.
+    """
+    with ThreadPoolExecutor(1) as executor:
+        encoding: tuple[Part, Future[Any]] | None = None
+        for part in parts:
+            previous, encoding = encoding, (part, executor.submit(encode, part))
+            if previous is not None:
+                yield previous[0], previous[1].result()
+        if encoding is not None:
+            yield encoding[0], encoding[1].result()
+
+
+def _select_pairs(
+    chunk: Chunk, settings: TextSettings, dropped: dict[str, Lines], joined: Lines, same: Lines, prefix: str
+) -> Part:
+    """Return the pairs of a chunk to tokenise; count the others, those with line breaks, and those that are the same.
+
+    prefix: of line numbers
+    """
     longest = CHARACTERS_PER_TOKEN * settings.max_length
     pairs, lines = [], []
     for number, source, target in zip(chunk.lines, chunk.sources, chunk.targets, strict=True):
-        where = f"{prefix}{number}"
         if source is None or target is None:
-            dropped["missing"].add(where)
+            dropped["missing"].add(f"{prefix}{number}")
             continue
-        pair = join_lines(source), join_lines(target)
-        if not all(pair):
-            dropped["empty"].add(where)
-        elif max(map(len, pair)) > longest:
-            dropped["too long"].add(where)
-        else:
-            if pair != (source.strip(), target.strip()):
-                joined.add(where)
-            pairs.append(pair)
-            lines.append(where)
-    return pairs, lines
+        source, target = source.strip(), target.strip()
+        if not source or not target:
+            dropped["empty"].add(f"{prefix}{number}")
+            continue
+        if "\n" in source or "\r" in source or "\n" in target or "\r" in target:
+            source, target = join_lines(source), join_lines(target)
+            joined.add(f"{prefix}{number}")
+        if len(source) > longest or len(target) > longest:
+            dropped["too long"].add(f"{prefix}{number}")
+            continue
+        if source == target:
+            same.add(f"{prefix}{number}")
+        pairs.append((source, target))
+        lines.append(f"{prefix}{number}")
+    return Part(pairs, lines)
 
 
 def _within_limits(
-    lengths: np.ndarray, nothing: np.ndarray, lines: list[str], settings: TextSettings, dropped: dict[str, Dropped]
+    lengths: np.ndarray, nothing: np.ndarray, lines: list[str], settings: TextSettings, dropped: dict[str, Lines]
 ) -> np.ndarray:
     """Return a mask of the pairs within the limits. lengths: (2, pairs); nothing: (2,), lengths of empty texts"""
     empty = (lengths <= nothing[:, None]).any(0)

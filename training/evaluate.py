@@ -33,12 +33,6 @@ from vaswani_transformer.training_run import read_run
 if TYPE_CHECKING:
     from .recipe import Recipe
 
-# Keys of a recipe that locate its text.
-TEXT_KEYS = (
-    "data", "dataset", "dataset_config", "streaming", "source_language", "target_language",
-    "train", "validation", "test",
-)  # fmt: skip
-
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -188,7 +182,7 @@ def load_run_recipe(
     model: Path, config: str | None = None, data: str | None = None, test: str | None = None
 ) -> "Recipe":
     """Load the recipe called `config`, or that of the run in the model's folder. data, test: replace the recipe's."""
-    from .recipe import load_recipe
+    from .recipe import TEXT_KEYS, load_recipe
 
     flags = {} if test is None else {"test": test}
     if data is not None:
@@ -198,7 +192,7 @@ def load_run_recipe(
     if (run := read_run(model)) == {}:
         raise InputError(f"{model} has no run.json; pass --config RECIPE, or --source and --reference")
     saved = run.get("recipe", {})
-    texts = {key: json.dumps(saved[key], ensure_ascii=False) for key in TEXT_KEYS if key in saved}
+    texts = {key: json.dumps(saved[key], ensure_ascii=False) for key in saved if key in TEXT_KEYS}
     return load_recipe(None, texts | flags)
 
 

@@ -169,23 +169,17 @@ def describe_environment(accelerator: Accelerator, shard_weights: bool) -> dict[
 
 def set_up_process(matmul_precision: str, device: torch.device) -> str:
     """Choose the process-wide settings of the C library and torch for a device; return the float32 matmul precision."""
-    if device.type == "cpu":
-        keep_freed_memory()
-    if device.type == "cuda":
-        disable_cudnn_attention()
-    return set_matmul_precision(matmul_precision, device)
-
-
-def keep_freed_memory() -> None:
-    """Make the C library keep freed memory instead of returning every large tensor to the system.
-
-    With glibc's defaults, the page faults of a new activation of a few MB cost more than the product that fills it.
-    """
-    trim_threshold, mmap_threshold = -1, -3  # malloc.h
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
+    if device.type == "cpu" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        # glibc returns every large tensor to the system by default. The page faults of a new activation of a few MB
+        # then cost more than the product that fills it.
+        trim_threshold, mmap_threshold = -1, -3  # malloc.h
         mallopt(trim_threshold, 1 << 30)
         mallopt(mmap_threshold, 1 << 30)
+    if device.type == "cuda":
+        # torch 2.11 prefers cuDNN's attention on an H100. It builds a plan for every new shape, and nearly all batches
+        # have a new shape (modelscope/FunASR#3704 measured 1 s for each).
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    return set_matmul_precision(matmul_precision, device)
 
 
 def set_matmul_precision(wanted: str, device: torch.device) -> str:
@@ -239,15 +233,6 @@ def check_precision(precision: str | None, device: torch.device) -> None:
 def gpu_has_bfloat16() -> bool:
     """Return whether there is a GPU that multiplies bfloat16 in hardware."""
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-def disable_cudnn_attention() -> None:
-    """Disable cuDNN's attention kernel, which torch 2.11 prefers on an H100.
-
-    It builds a plan for every new shape, and nearly all batches have a new shape (modelscope/FunASR#3704 measured 1 s
-    for each).
-    """
-    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def choose_attention(wanted: str, device: torch.device, mean_length: float) -> str:

@@ -22,11 +22,12 @@ from vaswani_transformer.model_folder import files_sha256
 
 from . import demo_corpus
 from .capitals import write_capitals, write_title_case
-from .languages import find_language, find_languages, is_language
+from .languages import Columns, find_columns, find_languages, is_language, is_name_of, missing_language
 from .recipe import EMBEDDED, TextSettings
 from .tmx import read_units
 
 CHUNK = 8192  # pairs in memory at a time; a corpus' sha256 depends on it
+COMPRESSED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"BZh91AY&SY": "bzip2"}  # by magic
 HELD_OUT_EVERY, HELD_OUT_MOST = 50, 2000  # pairs, if there is no validation text
 
 
@@ -200,42 +201,53 @@ def open_jsonl(settings: TextSettings, name: str) -> ParallelText:
     path = _existing(settings, name)
 
     def read_pairs() -> Iterator[Pair]:
+        columns: dict[tuple[str, ...], Columns] = {}  # by the keys of a line
         for number, line in enumerate(chain.from_iterable(_blocks(path)), start=1):
-            source, target = _json_texts(line, settings.languages, f"{path} line {number}")
-            yield number, source, target
+            place = f"{path} line {number}"
+            record = _parse_line(line, place)
+            if not record:
+                yield number, None, None
+                continue
+            if (keys := tuple(record)) not in columns:
+                if (found := find_columns(keys, settings.languages)) is None:
+                    missing = missing_language(keys, settings.languages)
+                    raise InputError(f"{place}: key {missing!r} is missing; keys there: {', '.join(keys)}")
+                columns[keys] = found
+            yield number, *_pick_texts(list(record.values()), keys, columns[keys], settings.languages, place)
 
     return ParallelText(name, lambda: _chunks(read_pairs()), lambda: f"{files_sha256(path)} {settings.languages}")
 
 
-def _json_texts(line: str, languages: Sequence[str], place: str) -> list[str | None]:
-    """Return the texts of a line in two languages; a blank line has none."""
+def _parse_line(line: str, place: str) -> dict[str, Any]:
+    """Return the object of a line of JSON, or the one inside its "translation"; {} for a blank line or null."""
     if not line.strip():
-        return [None, None]
+        return {}
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{place}: not JSON ({error})") from error
-    if isinstance(record, dict) and "translation" in record:
-        record = record["translation"]
-    if not isinstance(record, dict):
+    if isinstance(record, dict) and isinstance(record.get("translation"), dict | None):
+        record = record.get("translation", record)
+    if not isinstance(record, dict | None):
         raise InputError(f'{place}: must be {{"translation": {{...}}}}, found {type(record).__name__}')
-    texts = []
-    for language in languages:
-        key = language if language in record else _find_key(record, language)
-        if key is None:
-            raise InputError(f"{place}: key {language!r} is missing; keys there: {', '.join(record) or 'none'}")
-        text = record[key]
-        if not isinstance(text, str | None):
-            raise InputError(f"{place}: {language!r} is {type(text).__name__}, must be text")
-        check_unicode(text or "", f"{place}: {language!r}")
-        texts.append(text)
-    return texts
+    return record or {}
 
 
-def _find_key(record: dict[str, Any], language: str) -> str | None:
-    keys = list(record)
-    position = find_language(keys, language)
-    return None if position is None else keys[position]
+def _pick_texts(
+    row: Sequence[Any], labels: Sequence[str], columns: Columns, languages: Sequence[str], place: str
+) -> tuple[str | None, str | None]:
+    """Return the source and the target of a row. Raises InputError if they are no text, or named as other languages."""
+    for position in columns.texts:
+        if not isinstance(row[position], str | None):
+            raise InputError(f"{place}: {labels[position]!r} is {type(row[position]).__name__}, must be text")
+        check_unicode(row[position] or "", f"{place}: {labels[position]!r}")
+    for position, language in zip(columns.languages, languages, strict=True):
+        if position is not None and row[position] and not is_name_of(str(row[position]), language):
+            raise InputError(
+                f"{place}: {labels[position]} is {row[position]!r}, but the recipe's language there is {language!r}; "
+                "keep the lines of one direction, and set source_language and target_language to it"
+            )
+    return row[columns.texts[0]], row[columns.texts[1]]
 
 
 def open_tmx(settings: TextSettings, name: str) -> ParallelText:
@@ -280,6 +292,10 @@ def _blocks(path: Path) -> Iterator[list[str]]:
             if read == 0:
                 if block[0].startswith(UTF_16_MARKS) or block[0].count(0) > len(block[0]) // 4:
                     raise InputError(f"{path} line 1: not UTF-8, looks like UTF-16; convert it with iconv")
+                if kind := next((COMPRESSED[mark] for mark in COMPRESSED if block[0].startswith(mark)), None):
+                    raise InputError(
+                        f"{path} is compressed by {kind}; decompress it, or compress it by gzip as NAME.gz"
+                    )
                 block[0] = block[0].removeprefix(BYTE_ORDER_MARK)
             try:
                 yield b"".join(block).decode("utf-8").split("\n")[: len(block)]
@@ -313,23 +329,24 @@ def _files_named(settings: TextSettings, name: str) -> list[Path]:
 QUOTED_CELL = rb'"(?:[^"]|"")*"'
 QUOTED_ROW = re.compile(rb'(?:[^"\t]*|%b)(?:\t(?:[^"\t]*|%b))*' % (QUOTED_CELL, QUOTED_CELL))
 NEEDS_QUOTES = re.compile(rb'(?:^|\t)"(?:[^"]|"")*?(?:""|[\t\r\n])')
-# Headers of columns that are no text, and roles that name the columns of both languages.
-OTHER_HEADERS = frozenset(("", "id", "index", "idx", "key", "score", "similarity", "url", "unnamed: 0"))
-ROLES = (("source", "src"), ("target", "tgt", "trg"))
+# Labels of columns that are no language: blank, `unnamed: 0` or words such as `id`, `score` and `text_a`.
+LABEL = re.compile(r"unnamed: 0||[a-z][a-z0-9_]+")
 # Numbers, ids, scores and addresses: a word of ASCII with a digit, or an address.
 NO_TEXT = re.compile(r"[!-~]*(?:\d|://)[!-~]*")
 SAMPLE = 1000  # rows
+LONGEST_QUOTED = 1 << 17  # bytes of a row of a quoted TSV with line breaks inside quotes
+# Not csv's 131,072 letters: the corpus drops long texts and counts them, as those of other formats.
+csv.field_size_limit(10_000_000)
 
 
 class Table(NamedTuple):
-    """How to read a table: its delimiter, whether cells are quoted, and the position of both texts in each row."""
+    """How to read a table: its delimiter, whether cells are quoted, and where each row has its texts."""
 
     delimiter: str
     quoted: bool
-    columns: int
-    header: int  # the number of its line, 0 if there is none
-    source: int
-    target: int
+    labels: list[str]  # of the columns
+    header: int  # the number of the line with the labels; 0 if there is none
+    columns: Columns
 
 
 def open_tsv(settings: TextSettings, name: str) -> ParallelText:
@@ -355,22 +372,32 @@ def _has_columns(path: Path, delimiter: str) -> bool:
 
 
 def _open_table(settings: TextSettings, name: str, path: Path, delimiter: str, quoted: bool) -> ParallelText:
-    table = _describe_table(settings.languages, path, delimiter, quoted)
+    languages = settings.languages
+    table = _describe_table(languages, path, delimiter, quoted)
+    source, target = table.columns.texts
+    names = [table.labels[source], table.labels[target]] if table.header else list(languages)
 
     def read_pairs() -> Iterator[Pair]:
-        rows = _read_rows(path, delimiter, quoted)
-        for number, cells in rows:
+        for number, cells in _read_rows(path, delimiter, quoted):
+            place = f"{path} line {number}"
             if number == table.header:
                 continue
-            if len(cells) == table.columns:
-                yield number, cells[table.source], cells[table.target]
-            elif any(map(str.strip, cells)):
+            elif not any(map(str.strip, cells)):
+                yield number, None, None
+            elif len(cells) != len(table.labels):
                 raise InputError(
-                    f"{path} line {number}: {len(cells)} columns, but the first line has {table.columns}; a text with "
+                    f"{place}: {len(cells)} columns, but the first line has {len(table.labels)}; a text with "
                     f"{'a tab' if delimiter == chr(9) else repr(delimiter)} or a line break must be in quotes"
                 )
-            else:
+            elif [cells[source], cells[target]] == names:  # the header again, where tables were joined
                 yield number, None, None
+            elif {*names} <= {*cells}:
+                raise InputError(
+                    f"{place}: a header with another order of columns ({', '.join(cells)}); a header must be the first "
+                    "line, and tables with other columns need files of their own"
+                )
+            else:
+                yield number, *_pick_texts(cells, table.labels, table.columns, languages, place)
 
     return ParallelText(name, lambda: _chunks(read_pairs()), lambda: f"{files_sha256(path)} {tuple(table)}")
 
@@ -380,40 +407,40 @@ def _describe_table(languages: tuple[str, str], path: Path, delimiter: str, quot
 
     A header gives their order, or else a name such as `train.en-de.tsv`; without either, the first column is the
     source. Columns that no header names must be text in at least one of the first rows: a pandas index or a score is
-    not. Raises InputError.
+    not. Raises InputError, also for a header that does not name both.
     """
     rows = [row for row in islice(_read_rows(path, delimiter, quoted), SAMPLE) if any(map(str.strip, row[1]))]
-    line, first = rows[0][0] if rows else 1, [cell.strip() for cell in rows[0][1]] if rows else []
-    if len(first) < 2:
-        raise InputError(f"{path} line {line}: {len(first)} columns, expected source{_show(delimiter)}target")
-    found = find_languages(first, languages)
-    if None in found:
-        lower = [cell.casefold() for cell in first]
-        roles = [next((lower.index(role) for role in names if role in lower), None) for names in ROLES]
-        found = roles if None not in roles else found
-    source, target = found
-    repeated = len(rows) > 1 and rows[0][1][:2] == rows[1][1][:2]  # columns of languages: eng, deu, source, target
-    if source is not None and target is not None and not repeated:
-        return Table(delimiter, quoted, len(first), line, source, target)
-    if (
-        not repeated
-        and any(map(is_language, first))
-        and all(is_language(c) or c.casefold() in OTHER_HEADERS for c in first)
-    ):
-        missing = languages[0] if source is None else languages[1]
+    line, first = rows[0] if rows else (1, [])
+    labels = [cell.strip(" \"'") for cell in first]
+    if len(labels) < 2:
+        raise InputError(f"{path} line {line}: {len(labels)} columns, expected source{_show(delimiter)}target")
+    others = [cells for _, cells in rows[1:]]
+    repeated = others != [] and first[:2] == others[0][:2]  # columns of languages: eng, deu, source, target
+    if not repeated and (columns := find_columns(labels, languages)) is not None:
+        for position in columns.texts:
+            if labels.count(labels[position]) > 1:
+                raise InputError(f"{path} line {line}: two columns are called {labels[position]}; rename one of them")
+        return Table(delimiter, quoted, labels, line, columns)
+    example = _show(delimiter).join(("id", *languages)[-len(labels) :])
+    if others and not repeated and _are_labels(labels) and not any(map(_are_labels, others)):
         raise InputError(
-            f"{path} line {line}: no column {missing!r}; columns: {', '.join(c or 'unnamed' for c in first)}"
+            f"{path} line {line}: no column {missing_language(labels, languages)!r}; columns: "
+            f"{', '.join(label or 'unnamed' for label in labels)}. Name them in the first line, such as {example}"
         )
-    backwards = re.search(rf"(^|[._-]){re.escape('-'.join(languages[::-1]))}[._-]", path.name)
-    source, target = (1, 0) if backwards else (0, 1)
     for column in (0, 1):
-        cells = [cells[column].strip() for _, cells in rows if len(cells) == len(first)]
+        cells = [cells[column].strip() for _, cells in rows if len(cells) == len(labels)]
         if all(not cell or NO_TEXT.fullmatch(cell) or is_language(cell) for cell in cells):
             raise InputError(
                 f"{path}: column {column + 1} has no text ({', '.join(cells[:3])}); name the columns in a first line, "
-                f"such as {_show(delimiter).join(('id', *languages))}"
+                f"such as {example}"
             )
-    return Table(delimiter, quoted, len(first), 0, source, target)
+    backwards = re.search(rf"(^|[._-]){re.escape('-'.join(languages[::-1]))}[._-]", path.name)
+    texts = (1, 0) if backwards else (0, 1)
+    return Table(delimiter, quoted, [f"column {n}" for n in range(1, len(labels) + 1)], 0, Columns(texts, (None, None)))
+
+
+def _are_labels(cells: list[str]) -> bool:
+    return all(is_language(cell) or LABEL.fullmatch(cell.casefold()) for cell in cells)
 
 
 def _show(delimiter: str) -> str:
@@ -426,7 +453,9 @@ def _read_rows(path: Path, delimiter: str, quoted: bool) -> Iterator[tuple[int, 
     if not quoted:
         yield from ((number, line.split(delimiter)) for number, line in enumerate(lines, start=1))
         return
-    rows = csv.reader((line.removesuffix("\r") + "\n" for line in lines), delimiter=delimiter, strict=True)
+    rows = csv.reader(
+        (line.removesuffix("\r") + "\n" for line in lines), delimiter=delimiter, strict=True, skipinitialspace=True
+    )
     number = 1
     try:
         for cells in rows:
@@ -453,7 +482,7 @@ def _is_quoted(path: Path) -> bool:
                 continue
             row += line
             if row.count(b'"') % 2:  # a line break inside quotes
-                if len(row) > csv.field_size_limit():
+                if len(row) > LONGEST_QUOTED:
                     return False
                 continue
             row = row.removeprefix(BYTE_ORDER_MARK).removesuffix(b"\n").removesuffix(b"\r")
@@ -491,42 +520,35 @@ def open_dataset(settings: TextSettings, split: str) -> ParallelText:
     """Open a split of a `datasets` id, or of a folder made by `save_to_disk`."""
     from datasets.exceptions import DatasetsError
 
-    where = f"dataset {settings.dataset}, split {split}"
+    where, languages = f"dataset {settings.dataset}, split {split}", settings.languages
     loaded, fingerprint = _load_split(settings, split)
 
-    def chunks() -> Iterator[Chunk]:
-        first = 1
-        batches = loaded.iter(batch_size=CHUNK)
+    def read_pairs() -> Iterator[Pair]:
+        batches, number = loaded.iter(batch_size=CHUNK), 0
         while True:
             try:
-                columns = next(batches, None)
+                batch = next(batches, None)
             except (OSError, ValueError, DatasetsError) as error:  # a stream may fail midway
                 problem = " ".join(str(error.__cause__ or error).split())
                 raise UnavailableError(f"{where}, cannot be read: {problem}") from error
-            if columns is None:
+            if batch is None:
                 return
-            sides = [_column(columns, language, where, first) for language in settings.languages]
-            yield Chunk(range(first, first + len(sides[0])), *sides)
-            first += len(sides[0])
+            missing = "there is no column 'translation' and no column"
+            if "translation" in batch:
+                missing = "translation has no language"
+                rows = [row or {} for row in batch["translation"]]
+                batch = {key: [row.get(key) for row in rows] for key in dict.fromkeys(chain.from_iterable(rows))}
+            labels = list(batch)
+            if (columns := find_columns(labels, languages)) is None:
+                language = missing_language(labels, languages)
+                raise InputError(f"{where}: {missing} {language!r}; available: {', '.join(labels)}")
+            for row in zip(*batch.values(), strict=True):
+                number += 1
+                yield number, *_pick_texts(row, labels, columns, languages, f"{where}, row {number}")
 
-    return ParallelText(f"{settings.dataset}/{split}", chunks, lambda: f"{fingerprint} {settings.languages}")
-
-
-def _column(columns: dict[str, list[Any]], language: str, where: str, first: int) -> list[str | None]:
-    """Return a language's texts, from its own column or from its key in the column `translation`."""
-    missing = "there is no column 'translation' and no column"
-    if "translation" in columns:
-        missing = "translation has no language"
-        rows = [row or {} for row in columns["translation"]]
-        columns = {key: [row.get(key) for row in rows] for key in dict.fromkeys(chain.from_iterable(rows))}
-    key = _find_key(columns, language)
-    if key is None:
-        raise InputError(f"{where}: {missing} {language!r}; available: {', '.join(columns)}")
-    texts = columns[key]
-    for number, text in enumerate(texts, first):
-        if not isinstance(text, str | None):
-            raise InputError(f"{where}, row {number}: {language!r} is {type(text).__name__}, must be text")
-    return texts
+    return ParallelText(
+        f"{settings.dataset}/{split}", lambda: _chunks(read_pairs()), lambda: f"{fingerprint} {languages}"
+    )
 
 
 def _load_split(settings: TextSettings, split: str) -> tuple[Any, str]:

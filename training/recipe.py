@@ -37,17 +37,17 @@ Text = Annotated[str, BeforeValidator(_yaml_text)]
 TextList = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 Precision = Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(_yaml_text)]
 
-# Keys that may change when a run is resumed. The text is compared by its content, not by its name.
-MAY_CHANGE = {
-    "tokenizer", "data", "dataset", "dataset_config", "streaming", "train", "validation", "test", "cache", "max_hours",
-    "max_cpu_seconds", "max_tokens", "bleu_every", "keep", "output_dir", "overwrite", "length_penalty", "allow_changed",
-    "keep_going", "log_every", "trackers", "processes", "deterministic", "compile",
+# Keys that locate the text. Resumed runs and processes compare its content instead.
+TEXT_LOCATION = {"data", "dataset", "dataset_config", "streaming", "train", "validation", "test"}
+TEXT_KEYS = TEXT_LOCATION | {"source_language", "target_language"}
+# Keys that may change when a run is resumed.
+MAY_CHANGE = TEXT_LOCATION | {
+    "tokenizer", "cache", "max_hours", "max_cpu_seconds", "max_tokens", "bleu_every", "keep", "output_dir", "overwrite",
+    "length_penalty", "allow_changed", "keep_going", "log_every", "trackers", "processes", "deterministic", "compile",
 }  # fmt: skip
-
-# Keys that may differ between the processes of a run: the text and the weights are compared by their content.
-OF_ONE_PROCESS = {
-    "tokenizer", "data", "dataset", "dataset_config", "streaming", "train", "validation", "test", "cache", "output_dir",
-    "initial_weights", "overwrite", "keep_going", "trackers", "processes",
+# Keys that may differ between the processes of a run. The hashes of the tokenizer and the weights are compared instead.
+OF_ONE_PROCESS = TEXT_LOCATION | {
+    "tokenizer", "cache", "output_dir", "initial_weights", "overwrite", "keep_going", "trackers", "processes",
 }  # fmt: skip
 
 

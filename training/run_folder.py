@@ -38,10 +38,14 @@ def lock_run(output_dir: Path, say: Callable[[str], None]) -> BinaryIO:
 
     Raises InputError naming the process holding the lock, UnavailableError if the folder cannot be written.
     """
+
+    def open_or_create(path: str, flags: int) -> int:
+        return open_in_place(path, flags | os.O_CREAT)
+
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         while True:
-            file = open(output_dir / ".lock", "r+b", buffering=0, opener=create_in_place)
+            file = open(output_dir / ".lock", "r+b", buffering=0, opener=open_or_create)
             try:
                 locked = lock(file.fileno())
             except BlockingIOError as error:
@@ -65,10 +69,6 @@ def lock_run(output_dir: Path, say: Callable[[str], None]) -> BinaryIO:
     except OSError as error:
         raise UnavailableError(f"output_dir {output_dir} cannot be written: {error.strerror}") from error
     return file
-
-
-def create_in_place(path: str, flags: int) -> int:
-    return open_in_place(path, flags | os.O_CREAT)
 
 
 def describe_run(recipe: Recipe) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import BrokenFileError, InputError
-from .model_folder import read_json_object
+from .model_folder import MANIFEST, read_json_object
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,27 +85,41 @@ def parse_step(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
 
-def read_state(run: Path) -> dict[str, Any]:
-    """Read the state of the newest checkpoint of a run, with its "progress" and "environment"; {} if there is none."""
+def find_checkpoint(run: Path) -> tuple[Path | None, int | None]:
+    """Return the checkpoint with which the model in a run's folder ends, and its step; the newest if there is no model.
+
+    A run that was extended and interrupted has newer checkpoints than its model, and may have removed the model's.
+    """
     folders = list_checkpoints(run / "checkpoints")
-    if not folders:
+    averaged = read_json_object(run / MANIFEST).get("average_of") if (run / MANIFEST).is_file() else None
+    last = str(averaged[-1]) if isinstance(averaged, list) and averaged else ""
+    if not last.startswith("step-") or not last.removeprefix("step-").isdecimal():
+        return (folders[0] if folders else None), None
+    step = parse_step(Path(last))
+    return next((folder for folder in folders if parse_step(folder) == step), None), step
+
+
+def read_state(run: Path) -> dict[str, Any]:
+    """Read the state in which a run's model ends (`find_checkpoint`), with its "progress" and "environment", or {}."""
+    folder, _ = find_checkpoint(run)
+    if folder is None:
         return {}
-    state = read_json_object(folders[0] / STATE, "progress", "environment")
-    check_types(folders[0] / STATE, state.get("progress", {}), PROGRESS_TYPES)
-    check_types(folders[0] / STATE, state.get("environment", {}), ENVIRONMENT_TYPES)
+    state = read_json_object(folder / STATE, "progress", "environment")
+    check_types(folder / STATE, state.get("progress", {}), PROGRESS_TYPES)
+    check_types(folder / STATE, state.get("environment", {}), ENVIRONMENT_TYPES)
     return state
 
 
 def read_progress(run: Path) -> dict[str, Any]:
-    """Return `step`, `tokens` and `seconds` of a run from its newest checkpoint, else from its log, else {}."""
-    if progress := read_state(run).get("progress"):
-        place = list_checkpoints(run / "checkpoints")[0] / STATE
-        check_numbers(place, progress, "step", whole=True)
-        check_numbers(place, progress, "seconds", "cpu_seconds", *(["tokens"] if "tokens" in progress else []))
+    """Return `step`, `tokens` and `seconds` of a run's model from its last checkpoint, else from the log, else {}."""
+    folder, step = find_checkpoint(run)
+    if folder is not None and (progress := read_state(run).get("progress")):
+        check_numbers(folder / STATE, progress, "step", whole=True)
+        check_numbers(folder / STATE, progress, "seconds", "cpu_seconds", *(["tokens"] if "tokens" in progress else []))
         return progress
     records = read_metrics(run / METRICS) if (run / METRICS).is_file() else []
     for number, record in reversed([*enumerate(records, start=1)]):
-        if {"step", "seconds", "tokens"} <= record.keys():
+        if {"step", "seconds", "tokens"} <= record.keys() and (step is None or record["step"] <= step):
             measured = [name for name in ("seconds", "tokens", "cpu_seconds") if name in record]
             check_numbers(f"{run / METRICS} line {number}", record, *measured)
             return record

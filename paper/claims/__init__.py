@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 import typer
 
-from training.evaluate import TEXT_KEYS, load_run_recipe, read_recipe_text
+from training.evaluate import load_run_recipe, read_recipe_text
+from training.recipe import TEXT_KEYS
 from vaswani_transformer.errors import InputError
 
 from ..plots import save_picture
@@ -116,7 +117,7 @@ def make_setting(
     # The paper's development set is a recipe's validation text; read_recipe_text would return a test corpus instead.
     text = read_recipe_text(recipe.model_copy(update={"test": []}))
     development = replace(text, sources=text.sources[:sentences], references=text.references[:sentences])
-    keys = recipe.model_dump(include=set(TEXT_KEYS), exclude={"test"})
+    keys = recipe.model_dump(include=TEXT_KEYS, exclude={"test"})
     # As typed on the command line, for the recipes of the models that the claims train.
     text_keys = {key: json.dumps(value, ensure_ascii=False) for key, value in keys.items()}
     given = {"run": run, "sentences": sentences, "seconds": f"{seconds:g}", "seeds": ",".join(map(str, seeds))}

@@ -5,8 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from training.evaluate import TEXT_KEYS
-from training.recipe import Recipe, load_recipe
+from training.recipe import TEXT_KEYS, Recipe, load_recipe
 from training.train import train
 from vaswani_transformer import TorchTranslator
 from vaswani_transformer.errors import InputError
@@ -37,7 +36,7 @@ def train_models(setting: Setting, models: Mapping[Kind, Variant], steps: int) -
     Raises InputError if an option sets a key that the claim sets.
     """
     options = {"max_steps": str(steps), "validate_every": str(steps), **setting.options}
-    given = {key.replace("-", "_") for key in setting.options} - set(TEXT_KEYS)  # which make_setting adds
+    given = {key.replace("-", "_") for key in setting.options} - TEXT_KEYS  # which make_setting adds
     kinds, calls = [], []
     for kind, model in models.items():
         for key in {*model.keys, "seed"} & given:

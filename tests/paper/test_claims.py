@@ -86,7 +86,6 @@ def test_a_finished_training_is_loaded(text, tmp_path):
     for key, now, said in (
         ("seed", 2, "another recipe: seed was 1, is 2; remove the folder"),
         ("max_steps", 30, "another recipe: max_steps was 24, is 30; remove the folder"),
-        ("adam_epsilon", 1e-6, "--adam_epsilon cannot be given: the LSTM is trained without it"),
     ):
         with pytest.raises(InputError, match=said):
             train_lstm(recipe.model_copy(update={key: now}))
