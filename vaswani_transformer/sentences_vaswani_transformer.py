@@ -21,9 +21,8 @@ SHORTEST_MAX_SOURCE_LENGTH = 8  # a character takes up to four tokens, </s> one
 LONGEST_MAX_SOURCE_LENGTH = 1_000_000  # of models with sinusoids, which have no last position
 # Characters of a sentence: one of a million letters would take minutes.
 LONGEST_SENTENCE = 10_000
-# A sentence that has more than this share of the limit is cut already, if it can be cut at punctuation.
-AT_PUNCTUATION = 0.7
-# There its parts get about this share: a clause is more like the sentences of the training than two clauses are.
+# At punctuation, a long sentence is cut into parts of about this share of the limit, and a sentence of two such parts is
+# cut already. A model translates the clauses of its longest sentences better than the whole.
 CLAUSE = 0.35
 # To find the cut in a long sentence, tokenise this many characters per allowed token: at first, and at most.
 CHARACTERS_PER_TOKEN = (6, 32)
@@ -527,6 +526,7 @@ def may_end_after(word: str, before: str, following: str) -> bool:
 def cut_to_limit(text: str, limit: int, encode: Encode) -> Iterator[tuple[str, list[int], str]]:
     """Yield the parts of a sentence of at most `limit` tokens: what is copied before, the ids and the text of each."""
     start, separator = 0, ""
+    clause = max(SHORTEST_MAX_SOURCE_LENGTH, int(CLAUSE * limit))
     while start < len(text):
         ids, starts, seen = [], [], 0
         for per_token in CHARACTERS_PER_TOKEN:
@@ -534,7 +534,7 @@ def cut_to_limit(text: str, limit: int, encode: Encode) -> Iterator[tuple[str, l
             ids, starts = encode(text[start : start + seen])
             if len(ids) > limit or start + seen == len(text):
                 break
-        is_rest, limits = start + seen == len(text), (max(1, int(AT_PUNCTUATION * limit)), limit)
+        is_rest, limits = start + seen == len(text), (min(limit, 2 * clause), limit)
         cut = reach = 0
         for cuts, most in zip(CUTS, limits, strict=True):
             if len(ids) <= most and is_rest:
@@ -544,7 +544,7 @@ def cut_to_limit(text: str, limit: int, encode: Encode) -> Iterator[tuple[str, l
             # Two halves are better than a long part and a remnant.
             goal = seen // 2 if is_rest and len(ids) <= 2 * most else reach
             if cuts is CUTS[0]:
-                goal = min(goal, starts[min(len(ids) - 1, int(CLAUSE * limit))] or seen)
+                goal = min(goal, starts[min(len(ids) - 1, clause)] or seen)
             if cut := best_cut(text[start : start + reach + 1], reach, goal, cuts):
                 break
         if not cut and len(ids) <= limit and is_rest:

@@ -72,8 +72,7 @@ const AFTER_GLUED = new RegExp(
 const MAX_SOURCE_LENGTH = 128;
 const SHORTEST_MAX_SOURCE_LENGTH = 8; // a character takes up to four tokens, </s> one
 const CHARACTERS_PER_TOKEN = [6, 32]; // to tokenise for a cut: at first, and at most
-const AT_PUNCTUATION = 0.7; // of the limit
-const CLAUSE = 0.35; // of the limit
+const CLAUSE = 0.35; // of the limit: about so long are the parts into which a long sentence is cut at punctuation
 
 const words = (text) => new Set(text.split(" "));
 const URDU_VERBS = words(
@@ -192,6 +191,7 @@ export function joinedTexts(first, copied, second) {
 
 function cutToLimit(text, limit, tokenStarts) {
   const parts = [];
+  const clause = Math.max(SHORTEST_MAX_SOURCE_LENGTH, Math.trunc(CLAUSE * limit));
   let copied = "";
   for (let start = 0; start < text.length; ) {
     const rest = text.slice(start);
@@ -205,13 +205,12 @@ function cutToLimit(text, limit, tokenStarts) {
     const isRest = seen.length === rest.length;
     let [cut, reach] = [0, 0];
     for (const [level, cuts] of CUTS.entries()) {
-      const most = level ? limit : Math.max(1, Math.trunc(AT_PUNCTUATION * limit));
+      const most = level ? limit : Math.min(limit, 2 * clause);
       if (starts.length <= most && isRest) break;
       reach = starts.length > most ? Math.max(beginning(rest, 1).length, starts[most - 1]) : seen.length;
       let goal = isRest && starts.length <= 2 * most ? middle(seen) : reach;
       if (!level) {
-        const clause = starts[Math.min(starts.length - 1, Math.trunc(CLAUSE * limit))];
-        goal = Math.min(goal, clause || seen.length);
+        goal = Math.min(goal, starts[Math.min(starts.length - 1, clause)] || seen.length);
       }
       cut = bestCut(rest, reach, goal, cuts);
       if (cut) break;
