@@ -130,10 +130,12 @@ def align_text(source: str, target: str, parts: Iterable[AlignedPart]) -> Alignm
     for part in parts:
         places = locate(part.copied, source, place)
         place = places[-1] + 1 if places else place
-        for at, character in enumerate(part.copied):
-            if not character.isspace():
-                copies[of_target.of[len(joined) + at]][of_source[places[at]]] += 1
         joined = join_texts(joined, part.copied, part.target)
+        at = len(joined) - len(part.target)
+        for character, source_place in zip(reversed(part.copied), reversed(places), strict=True):
+            if not character.isspace():
+                at = next(i for i in range(at - 1, -1, -1) if not joined[i].isspace())
+                copies[of_target.of[at]][of_source[source_place]] += 1
         places = locate(part.source, source, place)
         place = places[-1] + 1 if places else place
         if not part.source.strip() or not part.target.strip():

@@ -49,6 +49,11 @@ const CUTS = [
     new RegExp(`${WHITE}+`, "gu"),
   ],
 ];
+// A mark at which a sentence was cut. It is copied: training text has hardly a sentence that ends in one.
+const CLAUSE_MARK = /(?<![.…])[;:,]$/u;
+const FULL_WIDTH = { ",": "，", ";": "；", ":": "：" };
+const FULL_STOP = /(?<![.…])[.。]$/u;
+const IDEOGRAPH = /[\u3040-\u30ff\u3400-\u9fff]$/u;
 const SPACED_END = /(?:[.!?]|(?<!…)…)["'”’»)\]“‘«]*$/u;
 const OPENING = new Set("\"'“‘„«»‹›([{¿¡*_`-–— \u00a0\u202f");
 const LAST_WORDS = new RegExp(
@@ -67,7 +72,7 @@ const AFTER_GLUED = new RegExp(
 const MAX_SOURCE_LENGTH = 128;
 const SHORTEST_MAX_SOURCE_LENGTH = 8; // a character takes up to four tokens, </s> one
 const CHARACTERS_PER_TOKEN = [6, 32]; // to tokenise for a cut: at first, and at most
-const AT_PUNCTUATION = 0.7; // of the limit
+const CLAUSE = 0.35; // of the limit: about so long are the parts into which a long sentence is cut at punctuation
 
 const words = (text) => new Set(text.split(" "));
 const URDU_VERBS = words(
@@ -173,13 +178,20 @@ export function takeLanguage(line, tokens, chosen) {
   return { prefix: trimStart(rest) === rest ? token : `${token} `, rest: trimStart(rest) };
 }
 
-/** The translations of consecutive parts, joined by what is copied between them, or else by a space if needed. */
+/**
+ * The translations of consecutive parts, joined by what is copied between them, or else by a space if needed. A full stop
+ * in front of a copied comma is dropped, and a comma gets the script's own form.
+ */
 export function joinedTexts(first, copied, second) {
+  const fullWidth = FULL_WIDTH[copied[0]];
+  if (fullWidth) first = first.replace(FULL_STOP, "");
+  if (fullWidth && IDEOGRAPH.test(first)) return first + fullWidth + copied.slice(1).replace(/^ +/, "") + second;
   return first + (copied || (second && SPACED_END.test(first) ? " " : "")) + second;
 }
 
 function cutToLimit(text, limit, tokenStarts) {
   const parts = [];
+  const clause = Math.max(SHORTEST_MAX_SOURCE_LENGTH, Math.trunc(CLAUSE * limit));
   let copied = "";
   for (let start = 0; start < text.length; ) {
     const rest = text.slice(start);
@@ -193,17 +205,21 @@ function cutToLimit(text, limit, tokenStarts) {
     const isRest = seen.length === rest.length;
     let [cut, reach] = [0, 0];
     for (const [level, cuts] of CUTS.entries()) {
-      const most = level ? limit : Math.max(1, Math.trunc(AT_PUNCTUATION * limit));
+      const most = level ? limit : Math.min(limit, 2 * clause);
       if (starts.length <= most && isRest) break;
       reach = starts.length > most ? Math.max(beginning(rest, 1).length, starts[most - 1]) : seen.length;
-      const goal = isRest && starts.length <= 2 * most ? middle(seen) : reach;
+      let goal = isRest && starts.length <= 2 * most ? middle(seen) : reach;
+      if (!level) {
+        goal = Math.min(goal, starts[Math.min(starts.length - 1, clause)] || seen.length);
+      }
       cut = bestCut(rest, reach, goal, cuts);
       if (cut) break;
     }
     if (!cut && starts.length <= limit && isRest) return [...parts, { copied, sentence: rest }];
-    const sentence = trimEnd(rest.slice(0, cut || reach));
+    const whole = trimEnd(rest.slice(0, cut || reach));
+    const sentence = cut ? whole.replace(CLAUSE_MARK, "") : whole;
     parts.push({ copied, sentence });
-    const after = trimStart(rest.slice(sentence.length));
+    const after = trimStart(rest.slice(whole.length));
     copied = rest.slice(sentence.length, rest.length - after.length);
     start = text.length - after.length;
   }
