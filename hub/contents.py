@@ -423,8 +423,6 @@ def check_same_model(folder: Path, weights_sha256: str, onnx: Path) -> None:
             raise InputError(
                 f"{settings[1]} and {settings[0]} differ in {enumerate_names(different)}; export the model again"
             )
-    for graph in onnx.glob("*.onnx"):
-        check_graph(graph)
     if (onnx / EXPORT_RECORD).is_file():
         record = onnx / EXPORT_RECORD
         fields = check_types(record, read_json_object(record), {"precision": str, "weights_sha256": str})
@@ -434,3 +432,5 @@ def check_same_model(folder: Path, weights_sha256: str, onnx: Path) -> None:
                 f"{onnx} was exported from other weights (sha256 {exported[:12]}) than those of {folder} "
                 f"({weights_sha256[:12]}); export the model again"
             )
+    for graph in onnx.glob("*.onnx"):
+        check_graph(graph)

@@ -232,7 +232,7 @@ def test_a_wrapped_text_gives_a_line_for_each_paragraph(words, work, tmp_path):
         ([2], " ", False, 0.5, ["the translation is empty"]),
         ([5, 6] * 5 + [2], "a", False, None, ["the translation repeats itself"]),
         ([5, 6] * 4 + [2], "a", False, None, []),
-        ([5, 6, 7, 2], "a", True, None, ["the sentence was cut at the limit"]),
+        ([5, 6, 7, 2], "a", True, None, ["the sentence was long and was split"]),
     ],
 )
 def test_doubtful_translations_are_named(translation, text, is_cut, ratio, reasons):
@@ -260,14 +260,14 @@ def test_a_loop_that_the_source_has_is_no_doubt():
 
 
 def test_a_report_lists_doubtful_translations_and_changes_none(words, tmp_path, capsys, refused):
-    lines = [ENGLISH[0], "---", " ".join(ENGLISH).replace(".", "")]
+    lines = [ENGLISH[0], "---", " ".join(ENGLISH).replace(".", "").replace(",", "")]
     write_lines(tmp_path / "text", lines)
     options = words(input=tmp_path / "text") + ["--max-source-length", "20"]
     main([*options, "--report", str(tmp_path / "report")])
     rows = [row.split("\t") for row in lines_of(tmp_path / "report")]
-    assert {row[0] for row in rows if "cut" in row[1]} == {"3"}
-    assert " ".join(row[2] for row in rows if "cut" in row[1]) == lines[2]
-    assert "the sentence was cut at the limit (" in capsys.readouterr().err
+    assert {row[0] for row in rows if "split" in row[1]} == {"3"}
+    assert " ".join(row[2] for row in rows if "split" in row[1]) == lines[2]
+    assert "the sentence was long and was split (" in capsys.readouterr().err
     with_report = lines_of(tmp_path / "out")
     main(options)
     assert lines_of(tmp_path / "out") == with_report

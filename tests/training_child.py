@@ -207,7 +207,7 @@ class TrainingProcess:
             rank.kill()
         self.wait()
 
-    def wait(self, seconds: float = 100) -> int:
+    def wait(self, seconds: float = 250) -> int:
         """Return the first rank's exit code (-9 if killed); if it fails, kill the other ranks."""
         self.ranks[0].join(seconds)
         assert self.ranks[0].exitcode is not None, f"still running: {self.said()}"

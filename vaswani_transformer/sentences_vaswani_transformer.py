@@ -21,8 +21,8 @@ SHORTEST_MAX_SOURCE_LENGTH = 8  # a character takes up to four tokens, </s> one
 LONGEST_MAX_SOURCE_LENGTH = 1_000_000  # of models with sinusoids, which have no last position
 # Characters of a sentence: one of a million letters would take minutes.
 LONGEST_SENTENCE = 10_000
-# At punctuation, a long sentence is cut into parts of about this share of the limit, and a sentence of two such parts is
-# cut already. A model translates the clauses of its longest sentences better than the whole.
+# At punctuation, a long sentence is cut into parts of about this share of the limit, and one of two such parts is cut
+# already. A model translates the clauses of its longest sentences better than the whole.
 CLAUSE = 0.35
 # To find the cut in a long sentence, tokenise this many characters per allowed token: at first, and at most.
 CHARACTERS_PER_TOKEN = (6, 32)
