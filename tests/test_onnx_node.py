@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not NODE_MODULES.is_dir(), reason="needs npm packages: `make test-slow` has them"),
 ]
-SENTENCES = [*ENGLISH, *GERMAN, "a", "日本語 🙂"]
+SENTENCES = [*ENGLISH, *GERMAN, "a", "日本語 🙂 な"]
 
 
 @pytest.mark.parametrize(("defaults", "beams"), [(True, 4), (False, 2)])
