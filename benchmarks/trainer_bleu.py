@@ -13,6 +13,8 @@ The rows of `ours` come from the run's own folder: train it first, with `max_cpu
 the same CPU time.
 """
 
+import json
+import math
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,15 +25,14 @@ import torch
 import typer
 from transformers import TrainerCallback
 
-from training.evaluate import load_run_recipe
 from training.parallel_text import open_texts, read_sentences
-from training.recipe import Recipe
+from training.recipe import Recipe, load_recipe
 from training.schedule import learning_rate
 from training.scores import corpus_bleu
 from vaswani_transformer import Translator
 from vaswani_transformer.loading import load_tokenizer
 from vaswani_transformer.model_folder import read_config
-from vaswani_transformer.training_run import read_progress
+from vaswani_transformer.training_run import read_progress, read_run
 
 from .harness import Row, report, run
 from .options import Record
@@ -53,7 +54,8 @@ def compare(
     record: Record = None,
 ) -> None:
     """Compare BLEU after the same CPU time."""
-    recipe = load_run_recipe(model, data=data)
+    keys = read_run(model)["recipe"] | ({} if data is None else {"data": data})
+    recipe = load_recipe(None, {key: json.dumps(value) for key, value in keys.items()})
     texts = {
         name: tuple(side[:sentences] for side in read_sentences(open_texts(recipe, names)))
         for name, names in (("validation", recipe.validation), ("test", recipe.test))
@@ -124,18 +126,19 @@ class MarianInTrainer:
 
         def measure(model: Any, step: int, spent: float) -> None:
             names = texts if step == steps else ["validation"]
-            scores = {f"{name}_bleu": round(self.bleu(model, *texts[name]), 2) for name in names}
+            scores: dict[str, Any] = {f"{name}_bleu": "" for name in texts}
+            scores |= {f"{name}_bleu": round(self.bleu(model, *texts[name]), 2) for name in names}
             rows.append({"system": "trainer", "cpu_hours": round(spent / 3600, 3), "steps": step, **scores})
             print(rows[-1], flush=True)
 
-        self.make_trainer(steps, StepClock(every=max(1, steps // evaluations), last=steps, measure=measure)).train()
+        self.make_trainer(steps, StepClock(every=math.ceil(steps / evaluations), last=steps, measure=measure)).train()
         return rows
 
     def make_trainer(self, steps: int, steps_clock: Any) -> Any:
         from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
         torch.manual_seed(self.recipe.seed)
-        model = marian_like(self.config)
+        model = marian_like(self.config, scale_embedding=True)
         settings = self.recipe.settings().optimizer
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9, weight_decay=0, fused=True

@@ -276,9 +276,7 @@ def test_a_line_beyond_the_limit_is_left_out(page: Any, translator) -> None:
 
 def test_a_text_is_translated_sentence_by_sentence(page: Any, translator) -> None:
     text = f"{ENGLISH[0]}  {ENGLISH[1]}\n{ENGLISH[3]}"
-    split, whole = (translator.translate([text], split_sentences=split)[0] for split in (True, False))
-    assert split != whole
-    translate(page, text, split)
+    translate(page, text, translator.translate(text)[0])
     # The hypotheses and the attention are those of one sentence.
     page.get_by_label("Sentence", exact=True).click()
     page.get_by_role("option", name="2. ").click()
@@ -287,7 +285,11 @@ def test_a_text_is_translated_sentence_by_sentence(page: Any, translator) -> Non
     page.get_by_role("columnheader", name="W", exact=True).wait_for()
     page.get_by_role("button", name="Search").click()
     page.get_by_label("Do not split the text into sentences").check()
-    translate(page, text, whole)
+    pairs = (f"{first}  {ENGLISH[3]}" for first in ENGLISH)
+    line = next(pair for pair in pairs if translator.translate(pair, split_sentences=False)[0])
+    (whole,) = translator.translate(line, split_sentences=False)
+    assert whole != translator.translate(line)[0]
+    translate(page, line, whole)
     page.locator("#chosen-sentence").wait_for(state="hidden")
 
 
@@ -324,7 +326,7 @@ def test_the_api_has_one_function(address: str, translator) -> None:
     with urllib.request.urlopen(f"{address}gradio_api/info") as answer:
         assert list(json.load(answer)["named_endpoints"]) == ["/translate"]
     call = f"{address}gradio_api/call/translate"
-    data = json.dumps({"data": [f"{ENGLISH[0]} {ENGLISH[1]}", 4, 0.6, False]}).encode()
+    data = json.dumps({"data": [f"{ENGLISH[0]} {ENGLISH[1]}", 4, 0.6, False, None]}).encode()
     request = urllib.request.Request(call, data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request) as answer:
         event = json.load(answer)["event_id"]
