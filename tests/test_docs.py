@@ -340,7 +340,7 @@ def run_page(page: str, folder: Path, languages: tuple[str, ...] = ("python", "c
                 printed = shell(shortened(command), folder)
                 if block.rule != "output of":
                     check_output(shown, printed, f"{page}:{block.line}: {command}")
-                elif printed.strip():
+                elif re.sub(r"warning: doubtful .*", "", printed).strip():  # the shortened demo's model is bad
                     assert shown, f"{page}:{block.line}: {command} is not followed by its output"
         elif block in chosen:
             with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
