@@ -417,7 +417,7 @@ def join_texts(first: str, separator: str, second: str) -> str:
     stop that the model gave to a part in front of a copied comma is dropped, and a comma gets the script's own form.
     """
     if separator[:1] in FULL_WIDTH:
-        first = first[: -len(found[0])] if (found := FULL_STOP.search(first)) else first
+        first = FULL_STOP.sub("", first)
         if IDEOGRAPH.search(first):
             return first + FULL_WIDTH[separator[0]] + separator[1:].lstrip(" ") + second
     if not separator and second and SPACED_END.search(first):
