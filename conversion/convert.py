@@ -1,11 +1,13 @@
 """Convert in either direction: find the checkpoint, convert it, write the folder, print a summary."""
 
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import (
@@ -140,12 +142,36 @@ def find_checkpoint(path: Path, name: str | None = None) -> tuple[Reader, Path]:
     for reader in readers:
         if reader.recognise_file and reader.recognise_file(path):
             return reader, path
-    content = load_checkpoint(path) if name or may_be_torch_save(path) else None
+    is_torchs = may_be_torch_save(path) or path.suffix == ".safetensors"
+    content = load_checkpoint(path) if name or is_torchs else None
     for reader in readers:
         if reader.recognise_content and isinstance(content, dict) and reader.recognise_content(content):
             return reader, path
     refuse_other_models(path.parent)
-    raise InputError(f"{path} is not a checkpoint of {expected}")
+    raise InputError(f"{path} is not a checkpoint of {expected}{explain_content(path, content)}")
+
+
+def explain_content(path: Path, content: Any) -> str:
+    """Return what the file has instead of a Transformer with an encoder and a decoder, for an error; "" if unknown.
+
+    content: the file's, if it is one of torch
+    """
+    if path.suffix == ".onnx":
+        return ": it is an ONNX file, which has no names of weights; convert the checkpoint that it was exported from"
+    names = find_names(content)
+    if any("weight_ih_l" in name for name in names):
+        return ": it has recurrent layers (LSTM or GRU)"
+    if any("encoder" in name for name in names) and not any(re.search(r"dec.*\.\d+\.", name) for name in names):
+        return ": it has an encoder without decoder layers"
+    return f": its tensors have the names of no known model ({enumerate_names(names)})" if names else ""
+
+
+def find_names(content: Any) -> list[str]:
+    """Return the names of the tensors in a checkpoint, or in the first dictionary in it that has any."""
+    if not isinstance(content, dict):
+        return []
+    names = [str(name) for name, value in content.items() if isinstance(value, torch.Tensor)]
+    return names or next(filter(None, map(find_names, content.values())), [])
 
 
 def refuse_other_models(folder: Path) -> None:
@@ -186,9 +212,21 @@ def list_preferred_files(folder: Path, reader: Reader) -> list[Path]:
         files = [file for file in folder.glob(pattern) if file.is_file()]
         if reader.recognise_file:
             files = [file for file in files if reader.recognise_file(file)]
+        elif pattern == "*.safetensors":  # which other programs write beside their own configuration
+            files = [file for file in files if recognises_names(reader, file)]
         if files:
             return files
     return []
+
+
+def recognises_names(reader: Reader, file: Path) -> bool:
+    """Return whether a toolkit's checkpoint may be in a safetensors file, from the names in its header."""
+    try:
+        with safe_open(file, "pt") as opened:
+            names = opened.keys()
+    except (SafetensorError, OSError):
+        return False
+    return reader.recognise_content is not None and reader.recognise_content(dict.fromkeys(names))
 
 
 def read_model(reader: Reader, file: Path) -> tuple[Description, Model]:

@@ -102,11 +102,16 @@ def find_pattern(vocabulary: Vocabulary, side: str) -> str | None:
 
 def build_pattern_tokenizer(vocabulary: Vocabulary, side: str, pattern: str) -> Tokenizer:
     """Return a tokenizer that splits a text into the pattern's matches and joins tokens without spaces."""
-    unknown = vocabulary.special_tokens(side)["unk_token"]
-    tokenizer = Tokenizer(models.WordLevel(vocabulary.ids(side), unk_token=unknown))
+    tokenizer = Tokenizer(models.WordLevel(vocabulary.ids(side), unk_token=name_unknown(vocabulary, side)))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return vocabulary.add_post_processor(tokenizer, side)
+
+
+def name_unknown(vocabulary: Vocabulary, side: str) -> str:
+    """Return the token for unknown words; `<pad>` if the vocabulary has none."""
+    special = vocabulary.special_tokens(side)
+    return special.get("unk_token", special["pad_token"])
 
 
 def add_whole_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> None:
@@ -116,8 +121,7 @@ def add_whole_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> None:
 
 def build_word_tokenizer(vocabulary: Vocabulary, side: str) -> Tokenizer:
     """Return a tokenizer that splits at spaces and maps each word to its id or to `<unk>`."""
-    special = vocabulary.special_tokens(side)
-    unknown = special.get("unk_token", special["pad_token"])
+    special, unknown = vocabulary.special_tokens(side), name_unknown(vocabulary, side)
     tokenizer = Tokenizer(models.WordLevel(vocabulary.ids(side), unk_token=unknown))
     # A special token in a user's text becomes `<unk>`.
     typed = "|".join(re.escape(token) for name, token in special.items() if name != "unk_token")

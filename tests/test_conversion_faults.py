@@ -18,6 +18,7 @@ import yaml
 from golden import FIXTURES, change_marians_options, golden, refusal
 from safetensors.torch import load_file, save_file
 from saved_model import change_json
+from torch import nn
 
 from conversion.__main__ import main
 from conversion.checkpoint_files import load_checkpoint
@@ -422,6 +423,25 @@ def test_other_models_of_transformers_are_refused_by_name(kind: Any, words: str,
     (theirs / "model.safetensors").write_bytes(b"")
     for path in (theirs, theirs / "config.json") if isinstance(kind, str) else (theirs,):
         assert words in refusal(refused, path, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (nn.ModuleDict({"layers": nn.TransformerEncoderLayer(8, 2, 8)}), "it has an encoder without decoder layers"),
+        (nn.ModuleDict({"encoder": nn.GRU(8, 8), "decoder": nn.GRU(8, 8)}), "it has recurrent layers (LSTM or GRU)"),
+        (nn.Linear(8, 8), "its tensors have the names of no known model (model.weight, model.bias)"),
+    ],
+)
+def test_other_modules_of_torch_are_refused_by_what_they_have(module: nn.Module, words: str, tmp_path: Path, refused):
+    name = "model" if isinstance(module, nn.Linear) else "text_encoder"
+    weights = {f"{name}.{key}": tensor for key, tensor in module.state_dict().items()}
+    torch.save({"epoch": 1, "state_dict": weights}, tmp_path / "model.pt")
+    assert words in refusal(refused, tmp_path / "model.pt", tmp_path / "out")
+    (tmp_path / "model.pt").rename(tmp_path / "model.onnx")
+    assert "convert the checkpoint that it was exported from" in refusal(
+        refused, tmp_path / "model.onnx", tmp_path / "out"
+    )
 
 
 def test_students_of_bergamot_are_refused_by_name(tmp_path: Path, refused):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from conversion.__main__ import main
 from vaswani_transformer import Translator
@@ -89,3 +90,22 @@ def test_molecules_become_molecules_as_in_annalog(tmp_path: Path):
         write_words(source.vocab.itos, weights.with_name("vocab.txt"))
         found = translate(weights, tmp_path / "ours", texts, max_new_tokens=theirs.max_length - 1)
         assert found == expected
+
+
+def test_words_get_their_stress_as_in_ruaccent_predictor(tmp_path: Path):
+    """Russian characters with one embedding and a vocab.json; trained on sources padded to 256 without a mask."""
+    with package("ruaccent-predictor==1.2.0", tmp_path / "package") as installed:
+        files = installed.with_name("ruaccent") / "model"
+        accentor = importlib.import_module("ruaccent.accentor").load_accentor(device="cpu")
+        words = "мама мыла раму замок ключ город дорога вода большой человек идёт домой хотел цветы всё-таки".split()
+        chance = random.Random(0)
+        texts = [" ".join(chance.choices(words, k=chance.randint(1, 6))).capitalize() + "!" for _ in range(TEXTS)]
+        expected = accentor(texts)
+    (files / "config.json").write_text('{"nhead": 8}')
+    main([str(files), str(tmp_path / "ours")])
+    translator = Translator.from_pretrained(tmp_path / "ours", device="cpu")
+    batch = translator.tokenizer(texts, padding="max_length", max_length=256, return_tensors="pt").input_ids
+    found = translator.model.generate(
+        input_ids=batch, attention_mask=torch.ones_like(batch), num_beams=1, max_new_tokens=100
+    )
+    assert translator.tokenizer.batch_decode(found, skip_special_tokens=True) == expected

@@ -10,9 +10,9 @@ import pytest
 import torch
 from conftest import padded, randomise
 from golden import converted, golden
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
+from transformers import AutoTokenizer, FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
 
 from conversion.__main__ import main
 from conversion.checkpoint_files import load_checkpoint
@@ -124,6 +124,27 @@ def test_tutorials_weights_may_be_in_a_trainers_checkpoint(name: str, tmp_path: 
     expected = load_file(converted(name).folder / "model.safetensors")
     for name, tensor in load_file(tmp_path / "ours" / "model.safetensors").items():
         assert torch.equal(tensor, expected[name])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_module_may_come_as_safetensors_with_a_vocabulary_of_characters_in_json(tmp_path: Path, capsys):
+    """As PyTorchModelHubMixin saves it; a vocabulary of characters needs no token for others."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    TutorialTransformer(num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=8).save(theirs, nhead=4)
+    save_file(load_checkpoint(theirs / "model.pt"), theirs / "model.safetensors")
+    characters = ["<PAD>", "<SOS>", "<EOS>", " ", "\n", *"abcdefgh"]
+    for side in ("src", "tgt"):
+        (theirs / f"vocab.{side}.txt").unlink()
+    (theirs / "vocab.json").write_text(json.dumps({token: id for id, token in enumerate(characters)}))
+    (theirs / "model.pt").unlink()
+    main([str(theirs), str(tmp_path / "ours")])
+    assert "log-probabilities of 40 tokens differ from torch-nn-transformer's by at most" in capsys.readouterr().out
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    text = "abc fed\nha"
+    assert tokenizer(text).input_ids == [1, *map(characters.index, text), 2]
+    assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text
+    assert tokenizer("aXb").input_ids == [1, 5, 0, 6, 2]
 
 
 SIZES: dict[str, Any] = {

@@ -32,9 +32,9 @@ from ..options import STACKS, Options, Reasons
 from ..rename import Rule, expand_layers, infer_sizes, select_weights, split_in_proj
 from ..segmentation import add_tokenizers
 from ..toolkit import Description, register_reader
-from ..vocabulary import TEXT, Vocabulary, read_both_sides
+from ..vocabulary import TEXT, Vocabulary, read_both_sides, read_token_ids
 
-TORCH_FILES = ["*.pt*", "*.zip"]  # torch.save writes zip files, and some authors name them so
+TORCH_FILES = ["*.pt*", "*.zip", "*.safetensors"]  # torch.save writes zip files, and some authors name them so
 FIRST_WEIGHT = "decoder.layers.0.multihead_attn.in_proj_weight"  # old fairseq has another name
 SOURCE_NAME = re.compile(r"(src|source|enc|input|in_).*emb|emb.*(src|source|enc)|^src")
 TARGET_NAME = re.compile(r"(tgt|trg|target|dec|output).*emb|emb.*(tgt|trg|target|dec)|^tgt|^trg")
@@ -45,7 +45,8 @@ SCALE_ASSUMED = (
 POSITIONS_ASSUMED = "The checkpoint has no table of positions: the paper's sinusoids are assumed."
 PADDING_NOTE = (
     "Padding is masked here. A module that was trained and used without padding masks gives other results for padded "
-    "batches; for one sentence at a time they are the same."
+    "sources, also for single texts if it pads them to a fixed length: generate() then needs sources of that length "
+    "and an attention_mask of ones."
 )
 POSITION_NAME = re.compile(r"pos|(^|[._])pe($|[._])")
 SINUSOIDS = (PAPER, CONCATENATED, TENSOR2TENSOR)
@@ -58,10 +59,10 @@ SUPPORTED: dict[str, tuple] = {
 SOURCE_TEMPLATE = ("bos_token", TEXT, "eos_token")
 # The usual names of special tokens in a word list.
 SPECIAL_TOKENS = {
-    "unknown": ("<unk>", "[UNK]"),
-    "pad": ("<pad>", "<blank>", "[PAD]"),
-    "bos": ("<s>", "<bos>", "<sos>", "[BOS]", "[SOS]", "[CLS]"),
-    "eos": ("</s>", "<eos>", "[EOS]", "[SEP]"),
+    "unknown": ("<unk>", "<UNK>", "[UNK]"),
+    "pad": ("<pad>", "<PAD>", "<blank>", "[PAD]"),
+    "bos": ("<s>", "<bos>", "<BOS>", "<sos>", "<SOS>", "<start>", "<START>", "[BOS]", "[SOS]", "[CLS]", "[START]"),
+    "eos": ("</s>", "<eos>", "<EOS>", "<end>", "<END>", "[EOS]", "[SEP]", "[END]"),
 }
 
 COMMON = {
@@ -151,14 +152,27 @@ def read(path: Path, reasons: Reasons) -> Description:
 
 
 def read_word_lists(folder: Path) -> Vocabulary:
-    """Read vocab.src.txt and vocab.tgt.txt, or vocab.txt for both; sources begin with bos and end with eos."""
+    """Read vocab.src.txt and vocab.tgt.txt, or vocab.txt for both; sources begin with bos and end with eos.
+
+    Instead of lines, a .json file has an object of tokens and ids. Vocabularies of characters may lack `unknown`.
+    """
     remedy = "; write one token per line in the order of the ids, special tokens with their usual names"
-    files = [
-        require_file(folder, f"vocab.{side}.txt", f"vocab.{other}.txt", f"{side}_vocab.txt", "vocab.txt", remedy=remedy)
-        for side, other in (("src", "source"), ("tgt", "trg"))
-    ]
-    vocabulary = read_both_sides(files, read_lines, SPECIAL_TOKENS, source_template=SOURCE_TEMPLATE)
-    return add_tokenizers(vocabulary, folder)
+    files = []
+    for side, other in (("src", "source"), ("tgt", "trg")):
+        names = (f"vocab.{side}", f"vocab.{other}", f"{side}_vocab", "vocab")
+        patterns = (f"{name}.{suffix}" for name in names for suffix in ("txt", "json"))
+        files.append(require_file(folder, *patterns, remedy=remedy))
+    special: dict[str, Any] = dict(SPECIAL_TOKENS)
+    settings: dict[str, Any] = {"source_template": SOURCE_TEMPLATE}
+    if not any(token in special["unknown"] for file in files for token in read_tokens(file)):
+        del special["unknown"]
+        settings["unknown"] = None
+    return add_tokenizers(read_both_sides(files, read_tokens, special, **settings), folder)
+
+
+def read_tokens(file: Path) -> list[str]:
+    """Read the tokens of a word list by id."""
+    return read_token_ids(file) if file.suffix == ".json" else list(read_lines(file))
 
 
 def find_position_tables(outer: Mapping[str, Tensor], d_model: int) -> dict[str, Tensor]:
