@@ -197,6 +197,7 @@ class SentencePieceModel:
     charsmap: bytes = b""
     add_dummy_prefix: bool = True
     remove_extra_whitespaces: bool = True
+    spaces_are_prefixes: bool = True
 
     @classmethod
     def read(cls, path: Path) -> "SentencePieceModel":
@@ -214,6 +215,7 @@ class SentencePieceModel:
                 elif number == TRAINER_SPEC:
                     model.kind = options.get(3, UNIGRAM)
                     model.byte_fallback = bool(options.get(35, 0))
+                    model.spaces_are_prefixes = not options.get(24, 0)
                 else:
                     model.charsmap = options.get(2, b"")
                     model.add_dummy_prefix = bool(options.get(3, 1))
@@ -229,6 +231,15 @@ class SentencePieceModel:
         """The symbols that stay whole in any text."""
         return {piece for piece, _, kind in self.pieces if kind == USER_DEFINED}
 
+    @property
+    def marks_runs(self) -> bool:
+        """Whether the normalised text has spaces around runs of characters that the model lacks, see `name_tokens`.
+
+        They would cut symbols of a BPE model whose letters are no pieces of it.
+        """
+        letters = {piece for piece, *_ in self.pieces}
+        return not self.byte_fallback and (self.kind == UNIGRAM or letters.issuperset("".join(self.user_defined)))
+
     def build_tokenizer(self, vocabulary: Vocabulary, side: str) -> Tokenizer:
         """Return the tokenizer of one side, with the ids that the toolkit's vocabulary gives to the pieces.
 
@@ -238,6 +249,11 @@ class SentencePieceModel:
         """
         if self.kind not in (UNIGRAM, BPE):
             raise InputError(f"{self.path}: only SentencePiece's unigram and bpe models can become a tokenizer.json")
+        if not self.spaces_are_prefixes:
+            raise InputError(
+                f"{self.path}: its pieces end in spaces (treat_whitespace_as_suffix), which a tokenizer.json cannot "
+                "represent"
+            )
         ids = vocabulary.ids(side)
         special = vocabulary.special_tokens(side)
         matchable = {
@@ -245,13 +261,13 @@ class SentencePieceModel:
             for piece, score, kind in self.pieces
             if kind in (NORMAL, USER_DEFINED, BYTE) and piece not in special.values()
         }
-        whole = [token for token in vocabulary.language_tokens(side) if token not in matchable]
+        whole = [token for token in vocabulary.whole_tokens(side) if token not in matchable]
         ids |= vocabulary.add_aliases(side, [piece for piece in matchable if piece not in ids])
+        names = self.name_tokens(ids, {*matchable, *whole}, vocabulary)
         if self.kind == UNIGRAM:
-            tokenizer = Tokenizer(self.build_unigram(ids, matchable, whole, vocabulary))
+            tokenizer = Tokenizer(self.build_unigram(names, ids, matchable, vocabulary.unknown))
         else:
-            own = {*matchable, *special.values(), *whole}
-            tokenizer = Tokenizer(self.build_bpe(ids, own, matchable, special.get("unk_token")))
+            tokenizer = Tokenizer(self.build_bpe(names, ids, matchable, special.get("unk_token")))
         tokenizer.normalizer = self.build_normalizer(set("".join(matchable)))
         # SentencePiece never matches control symbols in text, but tokenizers would: split them, so that a typed `</s>`
         # is text. User-defined symbols stay whole; a unigram model's scores see to that.
@@ -260,6 +276,7 @@ class SentencePieceModel:
         parts = [f"{re.escape(symbol[0])}(?={re.escape(symbol[1:])})" for symbol in sorted(symbols)]
         if self.kind == BPE:
             parts += map(re.escape, sorted(self.user_defined, key=len, reverse=True))
+            parts.append(" [^ ]+  ")  # see `name_tokens`
         if parts:
             tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(parts)), "isolated")
         tokenizer.decoder = self.build_decoder()
@@ -280,7 +297,7 @@ class SentencePieceModel:
     def build_normalizer(self, known: set[str]) -> normalizers.Normalizer:
         """Return the model's normalisation, then `▁` for spaces and, if the model adds it, before the text.
 
-        known: the characters of the pieces; a unigram model gets spaces around runs of others, see `build_unigram`
+        known: the characters of the pieces
         """
         steps: list[normalizers.Normalizer] = []
         if self.charsmap:
@@ -293,56 +310,59 @@ class SentencePieceModel:
         steps.append(normalizers.Replace(" ", SPACE))
         if self.add_dummy_prefix:
             steps.append(normalizers.Prepend(SPACE))
-        if self.kind == UNIGRAM and not self.byte_fallback:
+        if self.marks_runs:
             other = f"[^{make_ranges(known)}]"
             steps.append(normalizers.Replace(Regex(f"(?<!{other})(?={other})"), " "))
             steps.append(normalizers.Replace(Regex(f"(?<={other})(?!{other}| )"), "  "))
         return normalizers.Sequence(steps)
 
     def build_decoder(self) -> decoders.Decoder:
-        steps: list[decoders.Decoder] = [decoders.Replace(" ", "")]  # see `build_unigram` and `build_bpe`
+        steps: list[decoders.Decoder] = [decoders.Replace(" ", "")]  # see `name_tokens`
         if self.byte_fallback:
             steps.append(decoders.ByteFallback())
         steps += [decoders.Replace(SPACE, " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         return decoders.Sequence(steps)
 
-    def build_unigram(
-        self, ids: dict[str, int], matchable: dict[str, float], whole: Sequence[str], vocabulary: Vocabulary
-    ) -> models.Unigram:
-        """Return a model of the pieces with their scores.
+    def name_tokens(self, ids: dict[str, int], found: set[str], vocabulary: Vocabulary) -> dict[str, int]:
+        """Return the names of the tokens in the tokenizer's model, with their ids.
 
-        Other tokens have a space before and two after them, as the normalised text has around a run of characters that
-        the model lacks, and around nothing else. The decoder removes these spaces.
+        Tokens of the other side have a space before and two after them, as the normalised text may have around a run of
+        characters that the model lacks, and around nothing else. The decoder removes these spaces.
 
-        whole: tokens that keep their names, because the tokenizer finds them before the model
+        found: the tokens that keep their names, because texts can have them
         """
+        special = {token for side in SIDES for token in vocabulary.special_tokens(side).values()}
+        own = {piece for piece, *_ in self.pieces}
+        names = {}
+        for piece, id in ids.items():
+            if piece in found or piece in special:
+                names[piece] = id
+            elif piece in own:  # of a type that the library never finds in text
+                names["   " + piece] = id
+            else:
+                names[f" {piece}  "] = id
+        return names
+
+    def build_unigram(
+        self, names: dict[str, int], ids: dict[str, int], matchable: dict[str, float], unknown: int | None
+    ) -> models.Unigram:
+        """Return a model of the pieces with their scores. names: see `name_tokens`;  ids: by piece"""
         user_defined = self.user_defined
         best = max(matchable.values(), default=0.0)
-        own = {piece for piece, *_ in self.pieces}
         entries = [(f"   {id}", 0.0) for id in range(max(ids.values()) + 1)]  # ids without a piece: no text matches
-        special = {token for side in SIDES for token in vocabulary.special_tokens(side).values()}
-        for piece, id in ids.items():
+        for piece, id in names.items():
+            score = matchable.get(piece, 0.0)
             if piece in user_defined:  # SentencePiece prefers them to all other pieces with this score
-                entries[id] = piece, len(piece.encode()) * best - 0.1
-            elif piece in matchable:
-                entries[id] = piece, matchable[piece]
-            elif piece in special or piece in whole:
-                entries[id] = piece, 0.0
-            elif piece in own:  # of a type that the library never finds in text
-                entries[id] = "   " + piece, 0.0
-            else:
-                entries[id] = f" {piece}  ", 0.0
-        return models.Unigram(entries, unk_id=vocabulary.unknown, byte_fallback=self.byte_fallback)
+                score = len(piece.encode()) * best - 0.1
+            entries[id] = piece, score
+        return models.Unigram(entries, unk_id=unknown, byte_fallback=self.byte_fallback)
 
     def build_bpe(
-        self, ids: dict[str, int], own: set[str], matchable: dict[str, float], unknown: str | None
+        self, names: dict[str, int], ids: dict[str, int], matchable: dict[str, float], unknown: str | None
     ) -> models.BPE:
-        """Return a model of the merges that make each piece, the best score first.
+        """Return a model of the merges that make each piece, the best score first. names: see `name_tokens`
 
-        No merges make user-defined symbols: with them, a text between two symbols that is a token becomes that token. A
-        space in front of the other side's tokens keeps texts from being one of them. The decoder removes these spaces.
-
-        own: the tokens that keep their names
+        No merges make user-defined symbols and the other side's tokens: a part of the text that is a token becomes it.
         """
         merges = [
             (-score, ids[piece[:cut]], ids[piece[cut:]], piece[:cut], piece[cut:])
@@ -350,15 +370,13 @@ class SentencePieceModel:
             for cut in range(1, len(piece))
             if piece[:cut] in matchable and piece[cut:] in matchable
         ]
-        if self.user_defined:
-            ids = {piece if piece in own else f" {piece}": id for piece, id in ids.items()}
         return models.BPE(
-            ids,
+            names,
             [(left, right) for *_, left, right in sorted(merges)],
             unk_token=unknown,
             fuse_unk=True,
             byte_fallback=self.byte_fallback,
-            ignore_merges=bool(self.user_defined),
+            ignore_merges=True,
         )
 
 

@@ -47,6 +47,7 @@ class Vocabulary:
     source_template: what the source's tokenizer returns: TEXT and the names of special tokens that it adds
     source_has_bos_and_eos: False if only the target has the tokens `bos` and `eos`
     tokenizers: by side; a side is missing if it has no tokenizer, and the notes say why
+    added: tokens that users added to the toolkit's tokenizer, which finds them before it splits a text
     references: by side, the toolkit's own tokenizers, where a package that may be installed has them
     aliases: by side, pieces that are not in the toolkit's vocabulary, in the order of their ids
     files: the files that the vocabulary was read from
@@ -62,6 +63,7 @@ class Vocabulary:
     start: int | None = None
     source_template: tuple[str, ...] = (TEXT, "eos_token")
     source_has_bos_and_eos: bool = True
+    added: list[str] = field(default_factory=list)
     tokenizers: dict[str, Tokenizer] = field(default_factory=dict)
     references: dict[str, Reference] = field(default_factory=dict)
     aliases: dict[str, list[str]] = field(default_factory=dict)
@@ -125,6 +127,10 @@ class Vocabulary:
     def language_tokens(self, side: str) -> list[str]:
         """Return the tokens that name a language, which toolkits put in front of a segmented text."""
         return [token for token in self.tokens(side) if LANGUAGE_TOKEN.fullmatch(token)]
+
+    def whole_tokens(self, side: str) -> list[str]:
+        """Return the tokens that stay whole in any text."""
+        return list(dict.fromkeys([*self.language_tokens(side), *self.added]))
 
     def add_aliases(self, side: str, pieces: Iterable[str]) -> dict[str, int]:
         """Give pieces that are not in the vocabulary ids after the toolkit's, and return these ids."""

@@ -11,7 +11,7 @@ import torch
 from golden import converted, opus_folder
 from safetensors.torch import load_file
 from saved_model import ENGLISH, GERMAN
-from transformers import MarianTokenizer
+from transformers import MarianMTModel, MarianTokenizer
 
 from conversion.__main__ import main
 from conversion.segmentation import SentencePieceModel, find_sentencepiece, read_codes
@@ -158,12 +158,18 @@ ODD = [
 ]
 
 
-def joint_vocabulary(folder: Path, target: list[str], codes: list[str], two_vocabularies: bool) -> Vocabulary:
-    """Write the tokenizer's files of a MarianMTModel from English; return the vocabulary that is read from them."""
+def joint_vocabulary(
+    folder: Path, target: list[str], codes: list[str], two_vocabularies: bool, **options: Any
+) -> Vocabulary:
+    """Write the tokenizer's files of a MarianMTModel from English; return the vocabulary that is read from them.
+
+    options: of SentencePiece's training
+    """
     folder.mkdir()
     pieces = []
     for side, texts in (("source", ENGLISH), ("target", target)):
-        train_sentencepiece(texts * 20, folder / f"{side}.spm", vocab_size=90, hard_vocab_limit=False)
+        options = {"vocab_size": 90, "hard_vocab_limit": False} | options
+        train_sentencepiece(texts * 20, folder / f"{side}.spm", **options)
         own = SentencePieceModel.read(folder / f"{side}.spm").pieces
         pieces.append([piece for piece, *_ in own if piece not in ("<s>", "</s>", "<unk>")])
     names = ["vocab.json", "target_vocab.json"] if two_vocabularies else ["vocab.json"]
@@ -181,12 +187,21 @@ def in_greek(text: str) -> str:
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 @pytest.mark.parametrize("codes", [[], [">>bel_Latn<<", ">>deu<<"]])
 @pytest.mark.parametrize("two_vocabularies", [False, True])
-@pytest.mark.parametrize("script", ["latin", "greek"])
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [
+        ("latin", {}),
+        ("greek", {}),
+        ("latin", {"model_type": "bpe"}),
+        ("greek", {"model_type": "bpe"}),
+        ("greek", {"model_type": "bpe", "vocab_size": 340, "byte_fallback": True}),
+    ],
+)
 def test_characters_of_the_other_side_have_marians_ids(
-    script: str, two_vocabularies: bool, codes: list[str], tmp_path: Path
+    script: str, options: dict, two_vocabularies: bool, codes: list[str], tmp_path: Path
 ):
     target = GERMAN if script == "latin" else [in_greek(text) for text in GERMAN]
-    vocabulary = joint_vocabulary(tmp_path / "theirs", target, codes, two_vocabularies)
+    vocabulary = joint_vocabulary(tmp_path / "theirs", target, codes, two_vocabularies, **options)
     generator = random.Random(0)
     pieces = [piece.replace("▁", " ") for piece in dict.fromkeys(vocabulary.source + vocabulary.target)]
     pieces = [piece for piece in pieces if piece not in ("</s>", "<unk>", "<pad>", *codes)] + ["日", "“", " "]
@@ -204,7 +219,55 @@ def test_characters_of_the_other_side_have_marians_ids(
             if side == "target" and 1 not in ids:
                 decoded = str(tokenizer.decode(ids[:-1])).strip()
                 assert decoded == marian.decode(ids[:-1], use_source_tokenizer=False), text
-    assert two_vocabularies or found > 100  # texts that this is about
+    assert two_vocabularies or "byte_fallback" in options or found > 100  # texts that this is about
+
+
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+def test_language_tokens_that_sentencepiece_knows_stand_alone(tmp_path: Path):
+    """MarianTokenizer takes a language token off the text before SentencePiece adds a space to it."""
+    codes = [">>deu<<", ">>nld<<"]
+    vocabulary = joint_vocabulary(tmp_path / "theirs", GERMAN, codes, False, user_defined_symbols=codes)
+    marian = MarianTokenizer.from_pretrained(tmp_path / "theirs")
+    for text in (">>nld<< The dog runs.", ">>deu<<Dog", "The dog"):
+        assert vocabulary.wrap_tokenizer("source")(text)["input_ids"] == marian(text)["input_ids"], text
+
+
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+@pytest.mark.parametrize("two_vocabularies", [False, True])
+def test_tokens_that_users_added_stay_whole(two_vocabularies: bool, tmp_path: Path):
+    """After `add_tokens`, with embeddings of a round number of rows."""
+    pytest.importorskip("sentencepiece")
+    folder = opus_folder(tmp_path / "theirs", [">>deu<<"], two_vocabularies)
+    marian = MarianTokenizer.from_pretrained(folder)
+    marian.add_tokens([">>nds<<", "<br>"])
+    model: Any = MarianMTModel.from_pretrained(folder)
+    for resize in (model.resize_token_embeddings, *([model.resize_decoder_token_embeddings] * two_vocabularies)):
+        resize(80)
+    assert len(marian) < 80
+    model.save_pretrained(folder)
+    marian.save_pretrained(folder)
+    main([str(folder), str(tmp_path / "ours")])
+    main([str(tmp_path / "ours"), str(tmp_path / "back"), "--to", "hf-marian"])
+    translator = Translator.from_pretrained(tmp_path / "ours", device="cpu")
+    assert translator.languages.names == ["deu", "nds"]
+    back = MarianTokenizer.from_pretrained(tmp_path / "back")
+    source = (folder / "inputs.txt").read_text(encoding="utf-8").split("\t")[0]
+    for text in (source, f">>nds<< {source}", f"{source} <br> {source}", f"{source}<br>{source}<br>"):
+        ids = marian(text)["input_ids"]
+        assert translator.tokenizer(text)["input_ids"] == back(text)["input_ids"] == ids, text
+        labels = marian(text_target=text)["input_ids"]
+        assert translator.target_tokenizer(text)["input_ids"] == labels, text
+    theirs, ours = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "back"))
+    assert theirs.keys() == ours.keys() and all(torch.equal(theirs[name], ours[name]) for name in theirs)
+
+
+def test_spaces_after_words_are_refused(tmp_path: Path):
+    options = {"vocab_size": 90, "hard_vocab_limit": False, "treat_whitespace_as_suffix": True}
+    train_sentencepiece((GERMAN + ENGLISH) * 20, tmp_path / "spm.model", **options)
+    model = SentencePieceModel.read(tmp_path / "spm.model")
+    tokens = [piece for piece, *_ in model.pieces]
+    with pytest.raises(InputError, match=r"its pieces end in spaces \(treat_whitespace_as_suffix\)"):
+        model.build_tokenizer(Vocabulary(tokens, tokens, eos=2, unknown=0), "source")
 
 
 def test_one_of_two_tokenizers_is_not_taken_for_both(tmp_path: Path):

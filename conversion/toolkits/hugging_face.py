@@ -26,9 +26,9 @@ from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from ..checkpoint_files import load_checkpoint, require_file
 from ..folder import OurModel, write_toolkit_json
 from ..layout import CONCATENATED, OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR
-from ..options import RATES, Options, Reasons, expand, map_sizes
+from ..options import MAX_SIZE, RATES, Options, Reasons, expand, map_sizes
 from ..rename import Rule, expand_layers, expand_table, find_first, rename_to_theirs, select_weights
-from ..segmentation import SentencePieceModel, build_bpe_tokenizer, read_codes
+from ..segmentation import CONTROL, SentencePieceModel, build_bpe_tokenizer, read_codes
 from ..toolkit import Description, count_embeddings, explain_penalty, register_reader, register_writer
 from ..vocabulary import SIDES, Reference, Vocabulary, number_tokens, read_token_ids
 from .fairseq import EPSILON, LAYERS, OFFSET
@@ -37,6 +37,7 @@ SIZES = ("d_model", "{encoder,decoder}_layers", "{encoder,decoder}_attention_hea
 OFF = "normalize_before normalize_embedding add_final_layer_norm quantization_config"
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu", "swish", "quick_gelu")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+ADDED_TOKENS = ("added_tokens.json", "tokenizer_config.json")
 PENALTY_NOTE = explain_penalty("transformers", "log P / L^length_penalty")
 DEFAULT_SEARCH = {"num_beams": 1, "length_penalty": 1.0, "early_stopping": False}  # of transformers
 THEIR_SHARED = "model.shared.weight"
@@ -195,7 +196,7 @@ def read_fsmt_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[in
 @register_reader("hf-marian", ["config.json"], recognise_file=lambda path: find_model_type(path) == "marian")
 def read_marian(path: Path, reasons: Reasons) -> Description:
     """Describe a folder with a MarianMTModel."""
-    options, tensors, config = read_model(path, reasons, "gelu", static_position_embeddings=(True,))
+    options, tensors, config = read_model(path, reasons, "gelu")
 
     rules = [
         Rule(find_first(tensors, ENCODER_EMBEDDING, THEIR_SHARED), SOURCE),
@@ -229,22 +230,53 @@ def read_marian_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[
     file = folder / "vocab.json"
     if not file.exists():
         return number_tokens([], rows, "vocab.json is missing. Ids are the checkpoint's", **ids)
-    target_file = folder / "target_vocab.json"
-    source = read_token_ids(file)
-    target = read_token_ids(target_file) if target_file.exists() else source
+    target_file, added = folder / "target_vocab.json", read_added_tokens(folder)
+    source = read_marian_tokens(file, added, ids["pad"], rows[0])
+    target = read_marian_tokens(target_file, added, ids["pad"], rows[1]) if target_file.exists() else source
     if "<unk>" in source:
         ids["unknown"] = source.index("<unk>")
-    files = [file for file in (file, target_file, folder / "tokenizer_config.json") if file.exists()]
-    vocabulary = Vocabulary(source, target, files=files, **ids)
+    files = [file, target_file, *(folder / name for name in ADDED_TOKENS)]
+    known = read_json_object(file)
+    new = [token for token in added if token not in known]
+    vocabulary = Vocabulary(source, target, added=new, files=[file for file in files if file.exists()], **ids)
     for side in SIDES:
-        model = folder / f"{side}.spm"
-        if not model.exists():
-            vocabulary.notes.append(f"There is no {side} tokenizer: {model.name} is missing.")
+        path = folder / f"{side}.spm"
+        if not path.exists():
+            vocabulary.notes.append(f"There is no {side} tokenizer: {path.name} is missing.")
             continue
-        vocabulary.files.append(model)
-        vocabulary.tokenizers[side] = SentencePieceModel.read(model).build_tokenizer(vocabulary, side)
+        vocabulary.files.append(path)
+        model = SentencePieceModel.read(path)
+        # MarianTokenizer takes them off the text before SentencePiece sees it, which may know them as well.
+        whole = set(vocabulary.whole_tokens(side))
+        model.pieces = [(piece, score, CONTROL if piece in whole else kind) for piece, score, kind in model.pieces]
+        vocabulary.tokenizers[side] = model.build_tokenizer(vocabulary, side)
         vocabulary.references[side] = Reference("MarianTokenizer", partial(encode_as_marian, folder, side))
     return vocabulary
+
+
+def read_added_tokens(folder: Path) -> dict[str, int]:
+    """Return the ids of the tokens that `add_tokens` added to a MarianTokenizer, and of its special tokens."""
+    added, config = (read_json_object(file) if (file := folder / name).exists() else {} for name in ADDED_TOKENS)
+    tokens = config.get("added_tokens_decoder") or {}
+    return added | {token["content"]: int(id) for id, token in tokens.items()}
+
+
+def read_marian_tokens(file: Path, added: Mapping[str, int], pad: int | None, rows: int) -> list[str]:
+    """Read the tokens of a vocab.json by id, with the added ones.
+
+    Embeddings may have more rows, because users round their number up; these ids, and those that the file skips, get
+    names that no text has. rows: the embedding's, which count if the padding shows that the file is the model's
+    """
+    known = read_json_object(file)
+    tokens = {id: token for token, id in (*added.items(), *known.items())}
+    if any(type(id) is not int or not 0 <= id <= MAX_SIZE for id in tokens):
+        raise BrokenFileError(f"{file}: the ids are not numbers from 0 to {MAX_SIZE:,}")
+    if len(set(known.values())) < len(known):
+        raise BrokenFileError(f"{file}: several tokens have the same id")
+    size = max(tokens, default=-1) + 1
+    if pad is not None and tokens.get(pad) == "<pad>":
+        size = max(size, rows)
+    return [tokens.get(id, f"<unused {id}>") for id in range(size)]
 
 
 def encode_as_marian(folder: Path, side: str, texts: list[str]) -> list[list[int]]:
