@@ -174,7 +174,8 @@ class Handler(BaseHTTPRequestHandler):
     # ---- every request -------------------------------------------------------------------------------------------
 
     def do_request(self) -> None:
-        self.at = unquote(urlsplit(self.path).path)
+        self.quoted = urlsplit(self.path).path  # a slash in the name of a branch is no slash of the path
+        self.at = unquote(self.quoted)
         fault = self.server.next_fault(self.command, self.at)
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if fault is not None and fault.silent:
@@ -201,9 +202,10 @@ class Handler(BaseHTTPRequestHandler):
     def action(self) -> Any:
         """Carry out the request; return the content of the answer: bytes, or an object for JSON."""
         for method, pattern, action in ROUTES:
-            found = re.fullmatch(pattern, self.at)
+            found = re.fullmatch(pattern, self.quoted)
             if found and self.command.replace("HEAD", "GET") == method:
-                return action(self, **found.groupdict())
+                groups = {name: part and unquote(part) for name, part in found.groupdict().items()}
+                return action(self, **groups)
         self.server.unknown.append((self.command, self.at))
         raise Refusal(501, f"this server does not know {self.command} {self.at}")
 
