@@ -34,7 +34,7 @@ class Fault:
 
     status, message: the answer; the request is not carried out, unless `done`.  silent: no answer at all
     content: the answer, with status 200, as a proxy or another server would give it
-    headers: added to the proper answer
+    headers: added to the answer, which is the proper one without a status
     """
 
     method: str
@@ -189,9 +189,9 @@ class Handler(BaseHTTPRequestHandler):
                     content = self.action()
             except Refusal as refusal:
                 status, content, self.more_headers = refusal.status, refusal.fields, refusal.headers
-        if fault is not None and fault.headers:
+        if fault is not None:
             self.more_headers = self.more_headers | fault.headers
-        elif fault is not None:
+        if fault is not None and (fault.status or not fault.headers):
             status, content = fault.status, {"error": fault.message}
             if fault.content is not None:
                 status, content = 200, fault.content

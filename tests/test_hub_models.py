@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import write_lines
 from golden import golden
-from hub_server import Commit, Fault, HubServer
+from hub_server import WRITE_TOKEN, Commit, Fault, HubServer
 from huggingface_hub import constants
 from safetensors.torch import load_file
 from saved_model import ENGLISH, change_json
@@ -114,6 +114,43 @@ def test_the_revision_is_the_one_that_is_asked_for(hub, tmp_path, refused):
     assert line == f"error: {OPUS} has no revision 'v2' on the Hub; give a branch, a tag or a commit\n"
     line = refused(main, ["doctor", tmp_path / "v1", "--revision", "v1"])
     assert line == f"error: --revision v1: {tmp_path / 'v1'} is no repository of the Hub\n"
+
+
+def test_a_private_repository_and_its_branches_can_be_read_with_a_token(hub, tmp_path, monkeypatch, refused):
+    files = files_of(golden("hf-marian"))
+    repo = hub.create("opus/private", private=True, **files)
+    branch = dict(repo.main[0].files)
+    del branch["vocab.json"]
+    repo.branches["feature/no-words"] = [Commit("a branch with a slash", branch)]
+    monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
+    main(["convert", "opus/private", str(tmp_path / "main")])
+    assert (tmp_path / "main" / "tokenizer.json").exists()
+    main(["convert", "opus/private", str(tmp_path / "branch"), "--revision", "feature/no-words"])
+    assert not (tmp_path / "branch" / "tokenizer.json").exists()
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "Expired" * 5)
+    line = refused(main, ["convert", "opus/private", tmp_path / "out", "--revision", "feature/no-words"], 4)
+    assert "Invalid credentials" in line and line.count("\n") == 1 and "Expired" not in line
+
+
+def test_a_gated_repository_names_the_remedy(hub, refused):
+    headers = {"X-Error-Code": "GatedRepo"}
+    hub.faults.append(Fault("HEAD", f"/{OPUS}/resolve/", times=9, status=403, message="Access denied", headers=headers))
+    line = refused(main, ["translate", OPUS], 4).splitlines()[-1]
+    assert line == (
+        f"error: {OPUS}: its owner restricts access; accept the conditions on its page, and log in (`hf auth login`)"
+    )
+
+
+@pytest.mark.parametrize("words", ["convert {} out", "translate {}", "translate --backend onnx {}", "doctor {}"])
+def test_a_repository_with_graphs_of_another_exporter_is_refused(hub, words, refused):
+    """Such as those for transformers.js: encoder and decoder as graphs, and no weights."""
+    files = files_of(golden("hf-marian"))
+    del files["model.safetensors"]
+    graphs = {f"onnx/{name}_model.onnx": b"x" for name in ("encoder", "decoder")}
+    hub.create("web/opus", **files, **graphs)
+    *progress, line = refused(main, words.format("web/opus").split()).splitlines()
+    assert line.startswith("error: web/opus has ") and all("Fetching" in part for part in progress if part)
+    assert not any(name.endswith(".onnx") for name in downloaded(hub))
 
 
 def test_a_dry_run_lists_the_download(hub, tmp_path, capsys):

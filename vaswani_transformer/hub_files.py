@@ -1,6 +1,7 @@
 """Find a model folder by its path, or download it from the Hub: only files that are read, and no pickles of models."""
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -72,7 +73,12 @@ def download(repo: str, revision: str | None, files: Sequence[str], dry_run: boo
     options: dict[str, Any] = {"revision": revision, "allow_patterns": list(files)}
     with hub_errors(repo, revision):
         if not dry_run:
-            return Path(snapshot_download(repo, **options))
+            with without_warning("No files matched"):  # an error here
+                folder = Path(snapshot_download(repo, **options))
+            if not any(next(folder.glob(pattern), None) for pattern in files):
+                command = f": `vaswani-transformer export onnx {repo} FOLDER` writes it" * files[0].endswith(".onnx")
+                raise InputError(f"{repo} has no {files[0]}{command}")
+            return folder
         disable_progress_bars()  # the list is all that a command with --dry-run prints
         planned: Any = snapshot_download(repo, dry_run=True, **options)
     found = sorted((file.filename, file.file_size or 0, file.is_cached) for file in planned)
@@ -128,6 +134,21 @@ def download_any(
             "safetensors or as pickles that hold nothing but tensors"
         )
     return download(repo, revision, [re.sub(r"([*?[])", r"[\1]", name) for name in chosen], dry_run)
+
+
+@contextmanager
+def without_warning(beginning: str) -> Iterator[None]:
+    """Drop the warning of huggingface_hub's downloads that begins with this text."""
+    logger = logging.getLogger("huggingface_hub._snapshot_download")
+
+    def is_another(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(beginning)
+
+    logger.addFilter(is_another)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_another)
 
 
 @contextmanager
