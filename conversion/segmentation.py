@@ -101,10 +101,16 @@ def find_pattern(vocabulary: Vocabulary, side: str) -> str | None:
 
 
 def build_pattern_tokenizer(vocabulary: Vocabulary, side: str, pattern: str) -> Tokenizer:
-    """Return a tokenizer that splits a text into the pattern's matches and joins tokens without spaces."""
+    """Return a tokenizer that splits a text into the pattern's matches and joins tokens without spaces.
+
+    A vocabulary without the space has `▁` in its place, as JoeyNMT's of characters.
+    """
     tokenizer = Tokenizer(models.WordLevel(vocabulary.ids(side), unk_token=name_unknown(vocabulary, side)))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     tokenizer.decoder = decoders.Fuse()
+    if " " not in vocabulary.tokens(side) and SPACE in vocabulary.tokens(side):
+        tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+        tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse()])
     return vocabulary.add_post_processor(tokenizer, side)
 
 

@@ -208,6 +208,24 @@ def test_joeynmts_settings_come_along(tmp_path: Path):
     assert Translator.from_pretrained(tmp_path / "greedy", device="cpu").search.num_beams == 1
 
 
+@pytest.mark.parametrize("space", [" ", "▁"])
+def test_characters_of_joeynmt_are_joined_without_spaces(space: str, tmp_path: Path):
+    """JoeyNMT 2 writes the space as ▁."""
+    theirs = shutil.copytree(golden("joeynmt"), tmp_path / "theirs")
+    config = yaml.safe_load((theirs / "config.yaml").read_text())
+    for side in ("src", "trg"):
+        config["data"][side]["level"] = "char"
+        words = (theirs / f"{side}_vocab.txt").read_text(encoding="utf-8").splitlines()
+        special, letters = words[:4], [space, *(chr(ord("a") + n) for n in range(len(words) - 5))]
+        write_lines(theirs / f"{side}_vocab.txt", [*special, *letters])
+    (theirs / "config.yaml").write_text(yaml.safe_dump(config))
+    main([str(theirs), str(tmp_path / "ours")])
+    translator = Translator.from_pretrained(tmp_path / "ours", device="cpu")
+    ids = translator.tokenizer("bad cab")["input_ids"]
+    assert ids == [special.index("</s>") if id is None else 4 + id for id in (2, 1, 4, 0, 3, 1, 2, None)]
+    assert translator.target_tokenizer.decode(ids, skip_special_tokens=True) == "bad cab"
+
+
 def test_eoles_settings_come_along(tmp_path: Path):
     theirs = shutil.copytree(golden("eole"), tmp_path / "theirs")
     inference = {"beam_size": 3, "length_penalty": "wu", "alpha": 0.7, "max_length": 40, "block_ngram_repeat": 2}

@@ -10,9 +10,9 @@ from ..checkpoint_files import load_checkpoint, read_yaml, require_file
 from ..layout import OUTPUT, SOURCE, TARGET
 from ..options import STACKS, Options, Reasons, flatten_options
 from ..rename import Rule, expand_layers, expand_table, find_first, select_weights
-from ..segmentation import add_tokenizers
+from ..segmentation import CHARACTER, build_pattern_tokenizer, find_tokenizer
 from ..toolkit import Description, register_reader
-from ..vocabulary import Vocabulary, read_both_sides
+from ..vocabulary import SIDES, Vocabulary, read_both_sides
 
 EPSILON = 1e-6
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "tanh": "tanh", "relu6": "relu6"}
@@ -134,13 +134,15 @@ def read_vocabulary(folder: Path, data: Mapping[str, Any]) -> Vocabulary:
     special = data.get("special_symbols") or {}
     tokens = {id: [special.get(name, token)] for id, (name, token) in SPECIAL_TOKENS.items()}
     vocabulary = read_both_sides(files, read_lines, tokens)
-    if any(options.get("level") == "char" for options in sides.values()):
-        vocabulary.notes.append("There is no tokenizer: the tokens are characters. Ids are JoeyNMT's.")
-        return vocabulary
-    for side, options in sides.items():
+    for side, name, options in zip(SIDES, sides, sides.values(), strict=True):
+        if options.get("level") == "char":
+            vocabulary.tokenizers[side] = build_pattern_tokenizer(vocabulary, side, CHARACTER)
+        else:
+            vocabulary.tokenizers[side] = find_tokenizer(vocabulary, side, folder, options.get("lang") or name)
         if options.get("lowercase"):
-            vocabulary.notes.append(f"data.{side}.lowercase is on: convert texts to lower case before the tokenizer.")
-    return add_tokenizers(vocabulary, folder, [options.get("lang") for options in sides.values()])
+            vocabulary.notes.append(f"data.{name}.lowercase is on: convert texts to lower case before the tokenizer.")
+    vocabulary.files = list(dict.fromkeys(vocabulary.files))
+    return vocabulary
 
 
 def read_side(data: Mapping[str, Any], side: str) -> dict[str, Any]:
