@@ -226,7 +226,7 @@ def page_texts() -> list[str]:
     )
     pieces += "der Mai \n \r\n \u3000 \" ' “ ” „ » ( ) - 🙂 𝒜 "
     pieces += "<i> </i> {\\an8} [x] (a) II. ii) ~~~ ```` ` _ ~ \\ --a -o -I www.a.b /a/b ![a](b) a@b.de 00:01,500 --> "
-    pieces += "． ５ \ue000 § <!-- --> Tel str by |a |a| > WEBVTT <img> [a]: //b"
+    pieces += "． ５ \ue000 § <!-- --> Tel str by |a |a| > WEBVTT $ <img> [a]: //b ~~~~\n [!N]"
     choices = [*pieces.split(" "), " ", " ", " ", ". "]
     texts = list(EXAMPLE_TEXTS)
     texts += ["".join(generator.choices(choices, k=generator.randrange(40))) for _ in range(1000)]

@@ -81,12 +81,14 @@ ITEM_NUMBER = re.compile(
     r"(?:[0-9]{1,3}[.)]|[A-Za-z]\)|(?:[ivx]{2,6}|[IVX]{2,6})[.)]|\((?:[0-9]{1,3}|[A-Za-z]|[ivx]{2,6}|[IVX]{2,6})\)"
     rf"|\[[\x20xX]\]|\[(?:[0-9]{{1,3}}|\^[A-Za-z0-9_-]{{1,30}})\]:?)[{WHITE_SPACE}]+"
 )
-# Parts that are copied though they have letters: an address, also with a label in Markdown; a path; images in Markdown.
+# Parts that are copied though they have letters: an address, also with a label; a path; in Markdown, images and the
+# title of a box of GitHub.
 TARGET = r"(?:\([^()]{0,1000}\)|\[[^\[\]]{0,100}\])"
 NO_LANGUAGE = re.compile(
     rf"""(?:\[[^\[\]]{{1,100}}\]:\x20*)?<?(?:(?:[a-z][a-z0-9+.-]{{0,30}}:)?//|www\.|mailto:)[!-~]+(?:\x20+["'(].*)?
     |<?[a-z0-9_.+-]+@(?:[a-z0-9_-]+\.)+[a-z]{{2,}}>?[.,;]?
     |(?:~|\.\.?|[a-z]:)?(?:[/\\][a-z0-9_.+-]+){{2,}}[/\\]?
+    |\[![a-z]+\]
     |(?:\[?!\[[^\[\]]{{0,200}}\]{TARGET}(?:\]{TARGET})?\x20*)+""",
     re.VERBOSE | re.IGNORECASE,
 )
@@ -178,8 +180,8 @@ class LanguageTokens:
 
 # ---- ends of sentences -----------------------------------------------------------------------------------------------
 
-# A text between two of these is split by itself: line breaks, tags of HTML blocks, bars of tables, fences of code, the
-# times of subtitles, comments.
+# A text between two of these is split by itself: line breaks, tags of HTML blocks, bars of tables, fences of code,
+# commands after a prompt, the times of subtitles, comments.
 BLOCK_TAGS = (
     "br|p|div|li|ul|ol|dl|dt|dd|h[1-6]|hr|tr|td|th|table|thead|tbody|details|summary|blockquote|pre|center|"
     "figure|figcaption|img|html|!doctype"
@@ -187,6 +189,7 @@ BLOCK_TAGS = (
 SEPARATOR = re.compile(
     rf"""(?<![^{LINE_BREAKS}])[ \t>]{{0,12}}(?:(?P<fence>`{{3,}})[^`{LINE_BREAKS}]*(?![^{LINE_BREAKS}])
         |(?P<tildes>~{{3,}})[^{LINE_BREAKS}]*
+        |\$\x20[a-z./~][^{LINE_BREAKS}]*
         |WEBVTT(?![^\s])[^{LINE_BREAKS}]*
         |(?:[0-9]{{1,3}}:)?[0-9]{{1,2}}:[0-9]{{2}}[.,][0-9]{{3}}[ \t]+-->[^{LINE_BREAKS}]*)
     |(?P<line_break>[{LINE_BREAKS}]+)
@@ -195,6 +198,7 @@ SEPARATOR = re.compile(
     |(?P<bars>(?<!\\)\|+)""",
     re.VERBOSE | re.IGNORECASE,
 )
+ONE_LINE_BREAK = re.compile("\r\n|.", re.DOTALL)
 TABLE_ROW = re.compile(rf"[ \t>]{{0,20}}\|[^{LINE_BREAKS}]*\|[ \t]*(?![^{LINE_BREAKS}])")
 # A possible end of a sentence: punctuation, with the quotes, brackets, asterisks and numbers of notes that close after
 # it. The lookbehinds keep long runs of one character linear. The second line has full stops that need no space
@@ -522,6 +526,7 @@ def separated_spans(text: str) -> Iterator[tuple[int, int]]:
     start = place = 0
     in_table = TABLE_ROW.match(text) is not None
     unclosed = {"`": len(text), "~": len(text)}  # lengths of fences that nothing closes
+    above, line_start = "", 0  # the line in front of this one
     while found := SEPARATOR.search(text, place):
         place = found.end()
         if found["bars"] and not in_table and not is_between_spaces(text, found.start(), place):
@@ -529,14 +534,22 @@ def separated_spans(text: str) -> Iterator[tuple[int, int]]:
         yield start, found.start()
         if found["line_break"]:
             in_table = TABLE_ROW.match(text, place) is not None
+            above = text[line_start : found.start()] if ONE_LINE_BREAK.fullmatch(found[0]) else ""
+            line_start = place
         fence = found["fence"] or found["tildes"]
-        if fence and len(fence) < unclosed[fence[0]]:
+        if fence and len(fence) < unclosed[fence[0]] and not is_underline(found[0], above):
             if closing := closing_fence(fence).search(text, place):
                 place = closing.end()
             else:
                 unclosed[fence[0]] = len(fence)
         start = place
     yield start, len(text)
+
+
+def is_underline(line: str, above: str) -> bool:
+    """Return whether a line that looks like a fence of code underlines the title above, as in reStructuredText."""
+    marks = line.strip()
+    return len(set(marks)) == 1 and len(marks) > 3 and len(marks) >= len(above.strip()) > 0
 
 
 def is_between_spaces(text: str, start: int, stop: int) -> bool:

@@ -41,6 +41,7 @@ const NO_LANGUAGE = new RegExp(
     "(?:\\[[^\\[\\]]{1,100}\\]: *)?<?(?:(?:[a-z][a-z0-9+.\\-]{0,30}:)?\\/\\/|www\\.|mailto:)[!-~]+(?: +[\"'(].*)?" +
     "|<?[a-z0-9_.+\\-]+@(?:[a-z0-9_\\-]+\\.)+[a-z]{2,}>?[.,;]?" +
     "|(?:~|\\.\\.?|[a-z]:)?(?:[\\/\\\\][a-z0-9_.+\\-]+){2,}[\\/\\\\]?" +
+    "|\\[![a-z]+\\]" +
     `|(?:\\[?!\\[[^\\[\\]]{0,200}\\]${TARGET}(?:\\]${TARGET})? *)+)$`,
   "iu",
 );
@@ -53,7 +54,7 @@ const BLOCK_TAGS =
   "figure|figcaption|img|html|!doctype";
 const SEPARATOR = new RegExp(
   `(?<![^${LINE_BREAKS}])[ \\t>]{0,12}(?:(?<fence>\`{3,})[^\`${LINE_BREAKS}]*(?![^${LINE_BREAKS}])` +
-    `|(?<tildes>~{3,})[^${LINE_BREAKS}]*|WEBVTT(?!${WHITE.replace("[", "[^")})[^${LINE_BREAKS}]*` +
+    `|(?<tildes>~{3,})[^${LINE_BREAKS}]*|\\$ [a-z./~][^${LINE_BREAKS}]*|WEBVTT(?!${WHITE.replace("[", "[^")})[^${LINE_BREAKS}]*` +
     `|(?:[0-9]{1,3}:)?[0-9]{1,2}:[0-9]{2}[.,][0-9]{3}[ \\t]+-->[^${LINE_BREAKS}]*)` +
     `|(?<lineBreak>[${LINE_BREAKS}]+)|</?(?:${BLOCK_TAGS})(?![a-z0-9])[^<>${LINE_BREAKS}]{0,200}>` +
     `|<!--[^${LINE_BREAKS}]{0,500}?-->|(?<bars>(?<!\\\\)\\|+)`,
@@ -350,14 +351,19 @@ function separatedSpans(text) {
   const unclosed = { "`": length, "~": length }; // lengths of fences that nothing closes
   const isBlank = (letter) => letter === undefined || new RegExp(WHITE, "u").test(letter);
   let [start, place, inTable] = [0, 0, search(TABLE_ROW, text, 0)];
+  let [above, lineStart] = ["", 0]; // the line in front of this one
   for (let found; (found = search(SEPARATOR, text, place)); ) {
     const { fence, tildes, lineBreak, bars } = found.groups;
     place = found.index + found[0].length;
     if (bars && !inTable && !(isBlank(text[found.index - 1]) && isBlank(text[place]))) continue;
     spans.push([start, found.index]);
-    if (lineBreak) inTable = search(TABLE_ROW, text, place);
+    if (lineBreak) {
+      inTable = search(TABLE_ROW, text, place);
+      above = /^(?:\r\n|.)$/su.test(lineBreak) ? text.slice(lineStart, found.index) : "";
+      lineStart = place;
+    }
     const opening = fence ?? tildes;
-    if (opening && opening.length < unclosed[opening[0]]) {
+    if (opening && opening.length < unclosed[opening[0]] && !isUnderline(found[0], above)) {
       const closing = search(closingFence(opening), text, place);
       if (closing) place = closing.index + closing[0].length;
       else unclosed[opening[0]] = opening.length;
@@ -365,6 +371,12 @@ function separatedSpans(text) {
     start = place;
   }
   return [...spans, [start, text.length]];
+}
+
+/** Whether a line that looks like a fence of code underlines the title above, as in reStructuredText. */
+function isUnderline(line, above) {
+  const [marks, title] = [line, above].map((text) => trimEnd(trimStart(text)));
+  return new Set(marks).size === 1 && marks.length > 3 && marks.length >= countCharacters(title) && title !== "";
 }
 
 /** The line that closes a fence: as many of the same characters, or more. */
