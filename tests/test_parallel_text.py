@@ -106,7 +106,7 @@ def test_languages_are_found_by_code_region_and_name(names, language, found):
         ("https://a.org/\thttps://a.org/de\tA man.\tEin Mann.", 1),  # ParaCrawl
         ("eng\tdeu\tA man.\tEin Mann.", 1),  # Tatoeba Challenge
         ("sent_{i}\tA man.\tEin Mann.", 1),
-        ("news\tA man {i}.\tEin Mann {i}.", 1),  # a domain
+        ("news\tA man no. {i}.\tEin Mann {i}.", 1),  # a domain
         ("3f2504e0-4f89-{i}\tA man.\tEin Mann.", 1),
     ],
 )

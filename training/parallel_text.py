@@ -431,14 +431,16 @@ def _describe_table(languages: tuple[str, str], path: Path, delimiter: str, quot
             f"{path} line {line}: no column {missing_language(labels, languages)!r}; columns: "
             f"{', '.join(label or 'unnamed' for label in labels)}. Name them in the first line, such as {example}"
         )
-    for column in (0, 1):
-        cells = [cells[column].strip() for _, cells in rows if len(cells) == len(labels)]
-        returns = len(labels) > 2 and len(cells) > 2 and 10 * len(set(cells)) <= max(10, len(cells))
-        if returns or all(not cell or NO_TEXT.fullmatch(cell) or is_language(cell) for cell in cells):
-            raise InputError(
-                f"{path}: column {column + 1} has no text ({', '.join(cells[:3])}); name the columns in a first line, "
-                f"such as {example}"
-            )
+    samples = [[cells[column].strip() for _, cells in rows if len(cells) == len(labels)] for column in (0, 1)]
+    has_no_text = [all(not cell or NO_TEXT.fullmatch(cell) or is_language(cell) for cell in cells) for cells in samples]
+    if not any(has_no_text) and len(labels) > 2:
+        has_no_text = [len(cells) > 2 and 10 * len(set(cells)) <= max(10, len(cells)) for cells in samples]
+    if any(has_no_text):
+        column = has_no_text.index(True)
+        raise InputError(
+            f"{path}: column {column + 1} has no text ({', '.join(samples[column][:3])}); name the columns in a first "
+            f"line, such as {example}"
+        )
     backwards = re.search(rf"(^|[._-]){re.escape('-'.join(languages[::-1]))}[._-]", path.name)
     texts = (1, 0) if backwards else (0, 1)
     return Table(delimiter, quoted, [f"column {n}" for n in range(1, len(labels) + 1)], 0, Columns(texts, (None, None)))
