@@ -1,7 +1,8 @@
 """Split a text into sentences, which a model translates one at a time, and put their translations in their places.
 
 Models are trained on single sentences; given two at once, they often omit the second. What stands between the
-sentences is copied: white space, line breaks, and parts without a letter such as bullets, rules, emoji and numbers.
+sentences is copied: white space, line breaks, and parts without a letter such as bullets, rules, emoji and numbers. So
+are code between fences, addresses, and tags around a sentence.
 Translator, the ONNX translator and the pipeline share this file, and hub/space-static/sentences.js follows the same
 rules. It is published with the pipeline and imports only the standard library.
 """
