@@ -205,6 +205,12 @@ WRAPPED = [
     ),
     ("$ cd folder\n$ make", ["$ cd folder", "$ make"]),
     ("Title\n~~~~~\n\nOne\ntwo.\n\nNext\n~~~~", ["Title", "~~~~~", "", "One two.", "", "Next", "~~~~"]),
+    ("It is by\nJ. Smith and\nz. B. others.", ["It is by J. Smith and z. B. others."]),
+    ("From: a@b.de\nSubject: Two\nlines", ["From: a@b.de", "Subject: Two lines"]),
+    ("00:05.000 --> 00:08.000 align:start\nA dog\nruns.", ["00:05.000 --> 00:08.000 align:start", "A dog runs."]),
+    ("[a]: http://b.de\n[c]: http://d.de", ["[a]: http://b.de", "[c]: http://d.de"]),
+    ("Term\n: Its\n  meaning", ["Term", ": Its meaning"]),
+    ("[MUSIC]\nANNA: Go\naway!", ["[MUSIC]", "ANNA: Go away!"]),
     ("~~~\nnever\nclosed", ["~~~", "never closed"]),
 ]
 

@@ -163,8 +163,12 @@ def count_lines(texts: list[str]) -> int:
     return len(texts) + sum(text.count("\n") for text in texts)
 
 
-# A list item, heading, table or command begins a line of its own.
-NEW_LINE = re.compile(r"\s*(?:[-*+•‣◦·–—#|]+\s|\w{1,3}[.)]\s|\||\$\s|>>>\s)")
+# A list item, heading, table, command, image, definition, field or speaker begins a line of its own.
+NEW_LINE = re.compile(
+    r"""\s*(?:[-*+•‣◦·–—#|♪:]+\s|(?:\d{1,3}|[ivx]{2,4})[.)]\s|[A-Za-z]\)\s|\((?:\d{1,3}|[a-z])\)\s|\||\$\s|>>>\s|\.\.\s
+    |\[?!\[|\[[^\[\]]{1,100}\](?::\s|\s*\Z)|:\w[\w ]*:\s|[A-Z][A-Za-z-]{1,20}:\s)""",
+    re.VERBOSE,
+)
 QUOTE = re.compile(r"(?:[ \t]{0,3}>)*")  # of an e-mail, or of Markdown
 LINE_BREAK = ("  ", "\\")  # of Markdown, at the end of a line
 # A heading, a row of a table, and the title of a box of GitHub are no part of a paragraph.
@@ -207,7 +211,7 @@ def split_into_blocks(lines: Iterable[str]) -> Iterator[list[str]]:
             else:
                 unclosed[fence[0]] = len(fence)
                 code, rest = [line], iter(code[1:])
-        if fence or ALONE.match(line) or not any(letter.isalpha() for letter in line):
+        if fence or is_copied(line) or ALONE.match(line) or not any(letter.isalpha() for letter in line):
             if block:
                 yield block
             yield code
@@ -222,6 +226,12 @@ def find_fence(line: str) -> str:
     """Return the characters of the fence with which a line opens a block of code, or ""."""
     found = SEPARATOR.match(line)
     return (found["fence"] or found["tildes"] or "") if found else ""
+
+
+def is_copied(line: str) -> bool:
+    """Return whether a line, such as the times of a subtitle, is copied as a whole."""
+    found = SEPARATOR.match(line)
+    return found is not None and found["line"] is not None
 
 
 def find_code(block: list[str]) -> list[bool]:

@@ -190,9 +190,8 @@ BLOCK_TAGS = (
 SEPARATOR = re.compile(
     rf"""(?<![^{LINE_BREAKS}])[ \t>]{{0,12}}(?:(?P<fence>`{{3,}})[^`{LINE_BREAKS}]*(?![^{LINE_BREAKS}])
         |(?P<tildes>~{{3,}})[^{LINE_BREAKS}]*
-        |\$\x20[a-z./~][^{LINE_BREAKS}]*
-        |WEBVTT(?![^\s])[^{LINE_BREAKS}]*
-        |(?:[0-9]{{1,3}}:)?[0-9]{{1,2}}:[0-9]{{2}}[.,][0-9]{{3}}[ \t]+-->[^{LINE_BREAKS}]*)
+        |(?P<line>\$\x20[a-z./~]|WEBVTT(?![^\s])|(?:[0-9]{{1,3}}:)?[0-9]{{1,2}}:[0-9]{{2}}[.,][0-9]{{3}}[ \t]+-->)
+            [^{LINE_BREAKS}]*)
     |(?P<line_break>[{LINE_BREAKS}]+)
     |</?(?:{BLOCK_TAGS})(?![a-z0-9])[^<>{LINE_BREAKS}]{{0,200}}>
     |<!--[^{LINE_BREAKS}]{{0,500}}?-->
@@ -201,13 +200,13 @@ SEPARATOR = re.compile(
 )
 ONE_LINE_BREAK = re.compile("\r\n|.", re.DOTALL)
 TABLE_ROW = re.compile(rf"[ \t>]{{0,20}}\|[^{LINE_BREAKS}]*\|[ \t]*(?![^{LINE_BREAKS}])")
-# A possible end of a sentence: punctuation, with the quotes, brackets, asterisks and numbers of notes that close after
-# it. The lookbehinds keep long runs of one character linear. The second line has full stops that need no space
+# A possible end of a sentence: punctuation, with the quotes, brackets, asterisks, tags and numbers of notes that close
+# after it. The lookbehinds keep long runs of one character linear. The second line has full stops that need no space
 # after them: of Chinese, Japanese, Hindi, Urdu, Amharic, Armenian, Burmese and Khmer, and Arabic's question mark; and
 # the question mark of Greek and the full stop of Armenian where they are typed as ; and :
 BOUNDARY = re.compile(
     rf"""(?<![.!?…])(?P<mark>[.!?…]+)
-        (?P<closing>[\"'”’»›)\]}}“‘«*_`{INVISIBLE}]*(?:\[[0-9]{{1,3}}\])*(?:[\x20\xa0\u202f]»(?=[{WHITE_SPACE}]))?)
+        (?P<closing>[\"'”’»›)\]}}“‘«*_`{INVISIBLE}]*(?:</[A-Za-z]{{1,8}}>)*(?:\[[0-9]{{1,3}}\])*(?:[\x20\xa0\u202f]»(?=[{WHITE_SPACE}]))?)
         (?P<space>[{WHITE_SPACE}]*)
     |(?P<full>[。！？｡।॥۔؟።፧፨։။។៕‼⁇⁈⁉]+[!?]*|(?<![0-9０-９])．(?![0-9A-Za-z０-９Ａ-Ｚａ-ｚ])
         |(?<=[\u0370-\u03ff\u1f00-\u1fff])[;\u037e](?=[{WHITE_SPACE}])

@@ -54,15 +54,15 @@ const BLOCK_TAGS =
   "figure|figcaption|img|html|!doctype";
 const SEPARATOR = new RegExp(
   `(?<![^${LINE_BREAKS}])[ \\t>]{0,12}(?:(?<fence>\`{3,})[^\`${LINE_BREAKS}]*(?![^${LINE_BREAKS}])` +
-    `|(?<tildes>~{3,})[^${LINE_BREAKS}]*|\\$ [a-z./~][^${LINE_BREAKS}]*|WEBVTT(?!${WHITE.replace("[", "[^")})[^${LINE_BREAKS}]*` +
-    `|(?:[0-9]{1,3}:)?[0-9]{1,2}:[0-9]{2}[.,][0-9]{3}[ \\t]+-->[^${LINE_BREAKS}]*)` +
+    `|(?<tildes>~{3,})[^${LINE_BREAKS}]*|(?:\\$ [a-z./~]|WEBVTT(?!${WHITE.replace("[", "[^")})` +
+    `|(?:[0-9]{1,3}:)?[0-9]{1,2}:[0-9]{2}[.,][0-9]{3}[ \\t]+-->)[^${LINE_BREAKS}]*)` +
     `|(?<lineBreak>[${LINE_BREAKS}]+)|</?(?:${BLOCK_TAGS})(?![a-z0-9])[^<>${LINE_BREAKS}]{0,200}>` +
     `|<!--[^${LINE_BREAKS}]{0,500}?-->|(?<bars>(?<!\\\\)\\|+)`,
   "giu",
 );
 const TABLE_ROW = new RegExp(`[ \\t>]{0,20}\\|[^${LINE_BREAKS}]*\\|[ \\t]*(?![^${LINE_BREAKS}])`, "uy");
 const BOUNDARY = new RegExp(
-  `(?<![.!?…])(?<mark>[.!?…]+)(?<closing>["'”’»›)\\]}“‘«*_\`${INVISIBLE}]*(?:\\[[0-9]{1,3}\\])*(?:[ \\u00a0\\u202f]»(?=${WHITE}))?)` +
+  `(?<![.!?…])(?<mark>[.!?…]+)(?<closing>["'”’»›)\\]}“‘«*_\`${INVISIBLE}]*(?:</[A-Za-z]{1,8}>)*(?:\\[[0-9]{1,3}\\])*(?:[ \\u00a0\\u202f]»(?=${WHITE}))?)` +
     `(?<space>${WHITE}*)` +
     `|(?<full>[。！？｡।॥۔؟።፧፨։။។៕‼⁇⁈⁉]+[!?]*|(?<![0-9０-９])．(?![0-9A-Za-z０-９Ａ-Ｚａ-ｚ])|(?<=[\\u0370-\\u03ff\\u1f00-\\u1fff])[;\\u037e](?=${WHITE})` +
     `|(?<=[\\u0561-\\u0587]):(?=${WHITE}))(?<closes>[」』）”’»)"'*_]*)(?<gap>${WHITE}*)`,
