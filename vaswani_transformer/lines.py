@@ -165,7 +165,7 @@ def count_lines(texts: list[str]) -> int:
 
 # A list item, heading, table, command, image, definition, field or speaker begins a line of its own.
 NEW_LINE = re.compile(
-    r"""\s*(?:[-*+•‣◦·–—#|♪:]+\s|(?:\d{1,3}|[ivx]{2,4})[.)]\s|[A-Za-z]\)\s|\((?:\d{1,3}|[a-z])\)\s|\||\$\s|>>>\s|\.\.\s
+    r"""\s*(?:[-*+•‣◦·–—#|♪:]+\s|(?:\d{1,3}|[ivx]{2,4})[.)]\s|[A-Za-z]\)\s|\((?:\d{1,3}|[a-z]|[ivx]{2,4})\)\s|\||\$\s|>>>\s|\.\.\s
     |\[?!\[|\[[^\[\]]{1,100}\](?::\s|\s*\Z)|:\w[\w ]*:\s|[A-Z][A-Za-z-]{1,20}:\s)""",
     re.VERBOSE,
 )
