@@ -106,6 +106,7 @@ def test_languages_are_found_by_code_region_and_name(names, language, found):
         ("https://a.org/\thttps://a.org/de\tA man.\tEin Mann.", 1),  # ParaCrawl
         ("eng\tdeu\tA man.\tEin Mann.", 1),  # Tatoeba Challenge
         ("sent_{i}\tA man.\tEin Mann.", 1),
+        ("news\tA man no. {i}.\tEin Mann {i}.", 1),  # a domain
         ("3f2504e0-4f89-{i}\tA man.\tEin Mann.", 1),
     ],
 )
@@ -121,6 +122,30 @@ def test_a_header_without_a_language_is_refused(read):
         read("p.tsv", "id\ten\tfr\n1\ta\tb\n")
     # The first line of a dictionary is no header.
     assert read("p.tsv", "one\teins\nno\tnein\n") == [("one", "eins"), ("no", "nein")]
+
+
+def test_sources_with_several_translations_are_text(read):
+    rows = [("A man.", f"Ein Mann {number}.", "news") for number in range(9)] + [("Dogs.", "Hunde.", "web")]
+    assert read("p.tsv", "".join("\t".join(row) + "\n" for row in rows)) == [row[:2] for row in rows]
+
+
+@pytest.mark.parametrize("content", ["0,1\nA man.,Ein Mann.\n", ",0,1\n0,A man.,Ein Mann.\n"])
+def test_the_numbered_header_of_pandas_is_no_pair(read, content):
+    with pytest.raises(InputError, match="p.csv"):
+        read("p.csv", content)
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+@pytest.mark.parametrize("header", ["", "sep={}\n", "Source{}Target\n", "SEP={0}\nde{0}en\n"])
+def test_csv_files_of_spreadsheets_are_read(read, delimiter, header):
+    pairs = [("A man, old.", "Ein Mann, alt."), ("A dog.", "Ein Hund.")]
+    rows = [pair[::-1] if "de" in header else pair for pair in pairs]
+    assert read("p.csv", header.format(delimiter) + "".join(delimiter.join(row) + "\n" for row in rows)) == pairs
+
+
+def test_a_file_of_another_format_is_named(read):
+    with pytest.raises(InputError, match="p.json is in no format that training reads by its name: NAME.tsv"):
+        read("p.json", '[{"en": "A man.", "de": "Ein Mann."}]')
 
 
 def test_numbers_are_text_if_a_header_says_so(read):

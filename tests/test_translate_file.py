@@ -190,7 +190,28 @@ WRAPPED = [
         ],
     ),
     ("* one two\n  three\nlong line of text\nmore", ["* one two three", "long line of text more"]),
-    ("> quoted\n> lines\n\n\nEnd.", ["> quoted", "> lines", "", "", "End."]),
+    ("> quoted\n> lines\n>\n> > other\n\n\nEnd.", ["> quoted lines", ">", "> > other", "", "", "End."]),
+    ("Anna wrote:\n> Are you\n> there?\nYes.", ["Anna wrote:", "> Are you there?", "Yes."]),
+    ("> [!NOTE]\n> Read\n> it.", ["> [!NOTE]", "> Read it."]),
+    (">>> one = 1\n>>> one\nTrue", [">>> one = 1", ">>> one", "True"]),
+    ("A line  \nbroken\\\nby\nhand", ["A line  ", "broken\\", "by hand"]),
+    (
+        "Type:\n\n    cd folder/one\n    make\n    make install\n\nThe end\nis near.",
+        ["Type:", "", "    cd folder/one", "    make", "    make install", "", "The end is near."],
+    ),
+    (
+        "    A longer line of text\n    goes on below the first,\n    and ends.",
+        ["    A longer line of text goes on below the first, and ends."],
+    ),
+    ("$ cd folder\n$ make", ["$ cd folder", "$ make"]),
+    ("Title\n~~~~~\n\nOne\ntwo.\n\nNext\n~~~~", ["Title", "~~~~~", "", "One two.", "", "Next", "~~~~"]),
+    ("It is by\nJ. Smith and\nz. B. others.", ["It is by J. Smith and z. B. others."]),
+    ("From: a@b.de\nSubject: Two\nlines", ["From: a@b.de", "Subject: Two lines"]),
+    ("00:05.000 --> 00:08.000 align:start\nA dog\nruns.", ["00:05.000 --> 00:08.000 align:start", "A dog runs."]),
+    ("[a]: http://b.de\n[c]: http://d.de", ["[a]: http://b.de", "[c]: http://d.de"]),
+    ("Term\n: Its\n  meaning", ["Term", ": Its meaning"]),
+    ("[MUSIC]\nANNA: Go\naway!", ["[MUSIC]", "ANNA: Go away!"]),
+    ("~~~\nnever\nclosed", ["~~~", "never closed"]),
 ]
 
 
@@ -202,16 +223,29 @@ def test_the_lines_of_a_paragraph_are_joined(text, expected):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux")
 def test_a_report_on_a_full_disk_is_named():
     with pytest.raises(OSError, match="/dev/full"):
-        append_report(Path("/dev/full"), [Doubt(0, "reason", "source", "translation")], 1)
+        append_report(Path("/dev/full"), [Doubt(0, "reason", "source", "translation")], [1])
 
 
 def test_numbers_and_code_are_not_joined_with_the_text_around_them():
     """As in subtitles, whose times are copied, and in a README."""
     subtitles = ["1", "00:00:01,000 --> 00:00:04,000", "A dog runs", "in the snow.", ""]
-    code = ["The command is", "```", "run the", "program", "```", "and no", "other."]
+    code = ["The command is", "```", "run the", "", "program", "```", "and no", "other."]
     assert list(unwrap_lines(subtitles + code)) == [
-        *subtitles[:2], "A dog runs in the snow.", "", "The command is", *code[1:5], "and no other."
+        *subtitles[:2], "A dog runs in the snow.", "", "The command is", "```\nrun the\n\nprogram\n```", "and no other."
     ]  # fmt: skip
+
+
+def test_code_in_a_document_is_copied(words, work, tmp_path):
+    """The numbers in the report are those of the output's lines, also in later chunks."""
+    code, long = ["````", "The house is small.", "```", "", "````"], " ".join(ENGLISH).replace(".", ",")
+    write_lines(tmp_path / "text", [long, *code, "The house", "is small.", "", long])
+    arguments = words(input=tmp_path / "text", report=tmp_path / "report", **{"chunk-lines": 2})
+    main([*arguments, "--unwrap", "--max-source-length", "20"])
+    translator = Translator.from_pretrained(work[0] / "model", device="cpu")
+    one, two = translator.translate([long, "The house is small."], max_source_length=20)
+    assert lines_of(tmp_path / "out") == [one, *code, two, "", one]
+    rows = [line.split("\t") for line in lines_of(tmp_path / "report")]
+    assert {number for number, reason, *_ in rows if "split" in reason} == {"1", "9"}
 
 
 def test_a_wrapped_text_gives_a_line_for_each_paragraph(words, work, tmp_path):

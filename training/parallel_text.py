@@ -178,6 +178,8 @@ def open_two_files(settings: TextSettings, name: str) -> ParallelText:
     else:
         pattern = name if "{language}" in name else f"{name}.{{language}}"
         names = [pattern.replace("{language}", language) for language in settings.languages]
+        if (others := _files_named(settings, name)) and not _files_named(settings, names[0]):
+            raise InputError(f"{others[0]} is in no format that training reads by its name: {FILE_FORMATS}")
     source, target = (_existing(settings, each) for each in names)
     return ParallelText(name, lambda: _read_two_files(source, target), lambda: files_sha256(source, target))
 
@@ -333,6 +335,7 @@ NEEDS_QUOTES = re.compile(rb'(?:^|\t)"(?:[^"]|"")*?(?:""|[\t\r\n])')
 LABEL = re.compile(r"unnamed: 0||[a-z][a-z0-9_]+")
 # Numbers, ids, scores and addresses: a word of ASCII with a digit, or an address.
 NO_TEXT = re.compile(r"[!-~]*(?:\d|://)[!-~]*")
+EXCEL_DELIMITER = re.compile("sep=.?", re.IGNORECASE)  # the first line of some CSV files, which Excel reads
 SAMPLE = 1000  # rows
 LONGEST_QUOTED = 1 << 17  # bytes of a row of a quoted TSV with line breaks inside quotes
 # Not csv's 131,072 letters: the corpus drops long texts and counts them, as those of other formats.
@@ -356,9 +359,9 @@ def open_tsv(settings: TextSettings, name: str) -> ParallelText:
 
 
 def open_csv(settings: TextSettings, name: str) -> ParallelText:
-    """Open a CSV file with commas, or semicolons as spreadsheets write them in many languages."""
+    """Open a CSV file with commas, or with semicolons or tabs as spreadsheets write them in many languages."""
     path = _existing(settings, name)
-    delimiter = ";" if _has_columns(path, ";") and not _has_columns(path, ",") else ","
+    delimiter = next((delimiter for delimiter in ",;\t" if _has_columns(path, delimiter)), ",")
     return _open_table(settings, name, path, delimiter, True)
 
 
@@ -407,7 +410,8 @@ def _describe_table(languages: tuple[str, str], path: Path, delimiter: str, quot
 
     A header gives their order, or else a name such as `train.en-de.tsv`; without either, the first column is the
     source. Columns that no header names must be text in at least one of the first rows: a pandas index or a score is
-    not. Raises InputError, also for a header that does not name both.
+    not, nor a column of a few words that return, such as a domain. Raises InputError, also for a header that does not
+    name both.
     """
     rows = [row for row in islice(_read_rows(path, delimiter, quoted), SAMPLE) if any(map(str.strip, row[1]))]
     line, first = rows[0] if rows else (1, [])
@@ -427,19 +431,24 @@ def _describe_table(languages: tuple[str, str], path: Path, delimiter: str, quot
             f"{path} line {line}: no column {missing_language(labels, languages)!r}; columns: "
             f"{', '.join(label or 'unnamed' for label in labels)}. Name them in the first line, such as {example}"
         )
-    for column in (0, 1):
-        cells = [cells[column].strip() for _, cells in rows if len(cells) == len(labels)]
-        if all(not cell or NO_TEXT.fullmatch(cell) or is_language(cell) for cell in cells):
-            raise InputError(
-                f"{path}: column {column + 1} has no text ({', '.join(cells[:3])}); name the columns in a first line, "
-                f"such as {example}"
-            )
+    samples = [[cells[column].strip() for _, cells in rows if len(cells) == len(labels)] for column in (0, 1)]
+    has_no_text = [all(not cell or NO_TEXT.fullmatch(cell) or is_language(cell) for cell in cells) for cells in samples]
+    if not any(has_no_text) and len(labels) > 2:
+        has_no_text = [len(cells) > 2 and 10 * len(set(cells)) <= max(10, len(cells)) for cells in samples]
+    if any(has_no_text):
+        column = has_no_text.index(True)
+        raise InputError(
+            f"{path}: column {column + 1} has no text ({', '.join(samples[column][:3])}); name the columns in a first "
+            f"line, such as {example}"
+        )
     backwards = re.search(rf"(^|[._-]){re.escape('-'.join(languages[::-1]))}[._-]", path.name)
     texts = (1, 0) if backwards else (0, 1)
     return Table(delimiter, quoted, [f"column {n}" for n in range(1, len(labels) + 1)], 0, Columns(texts, (None, None)))
 
 
 def _are_labels(cells: list[str]) -> bool:
+    if [cell for cell in cells if cell] == [str(n) for n in range(sum(map(bool, cells)))] and any(cells):
+        return True  # of a table of pandas without names
     return all(is_language(cell) or LABEL.fullmatch(cell.casefold()) for cell in cells)
 
 
@@ -459,7 +468,8 @@ def _read_rows(path: Path, delimiter: str, quoted: bool) -> Iterator[tuple[int, 
     number = 1
     try:
         for cells in rows:
-            yield number, cells
+            if number > 1 or not cells or not EXCEL_DELIMITER.fullmatch(cells[0]) or any(cells[1:]):
+                yield number, cells
             number = rows.line_num + 1
     except csv.Error as error:
         raise InputError(

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from functools import partial
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,7 +21,15 @@ from .atomic import atomic_folder, check_new_folder
 from .doubts import Doubt
 from .errors import InputError
 from .exit import exit_cleanly
-from .lines import check_file, open_output, read_arriving_lines, read_lines, remove_line_breaks, unwrap_lines
+from .lines import (
+    check_file,
+    count_lines,
+    open_output,
+    read_arriving_lines,
+    read_lines,
+    remove_line_breaks,
+    unwrap_lines,
+)
 from .model_argument import find_model, find_onnx_model
 from .model_folder import choose_backend
 from .options import (
@@ -278,7 +286,7 @@ def translate(
     if input != "-":
         check_file(input)
     if report is not None:  # refuse an impossible name before the translation
-        append_report(Path(report), [], 1)
+        append_report(Path(report), [], [])
     if in_parts and not Path(output).absolute().parent.is_dir():
         raise InputError(f"--output {output}: the folder {Path(output).parent} does not exist")
     progress = shows_progress(progress, input, output)
@@ -303,12 +311,12 @@ def translate(
         return unwrap_lines(read_lines(path)) if unwrap else read_lines(path)
 
     def translate_chunks(chunks: Iterable[tuple[list[str], int]], look_ahead: bool) -> Generator[list[bytes]]:
-        firsts: deque[int] = deque()  # of the chunks that are being translated
+        numbers: deque[list[int]] = deque()  # of the lines of the chunks that are being translated
 
         def texts() -> Iterator[list[str]]:
             for lines, first in chunks:
                 checked = as_texts(lines, "line", max_characters, first)
-                firsts.append(first)
+                numbers.append(number_lines(checked, first))
                 yield checked
 
         doubts: list[Doubt] = []
@@ -317,24 +325,25 @@ def translate(
         try:
             with closing(translator.find_in_chunks(texts(), **options)) as found:
                 for translations in found:
-                    first = firsts.popleft()
+                    of_chunk = numbers.popleft()
                     counts.update(doubt.reason.split(" has ")[0] for doubt in doubts)
                     if report is not None:
-                        append_report(Path(report), doubts, first)
+                        append_report(Path(report), doubts, of_chunk)
                     doubts.clear()
-                    numbered = enumerate(translations, start=first)
+                    numbered = zip(of_chunk, translations, strict=True)
                     yield [line for number, hypotheses in numbered for line in output_lines(hypotheses, number)]
         except NotFiniteError as error:
-            raise NotFiniteError(error.index, "line", firsts[0]) from None
+            raise NotFiniteError(0, "line", numbers[0][error.index]) from None
         except MissingLanguageError as error:
-            raise MissingLanguageError(error.index, "line", error.reason, firsts[-1]) from None
+            raise MissingLanguageError(0, "line", error.reason, numbers[-1][error.index]) from None
 
     def output_lines(hypotheses: list[Hypothesis], number: int) -> Iterator[bytes]:
         has_scores = scores or num_return_sequences > 1
         if has_scores or alignments:
             yield from columned_lines(hypotheses, number if num_return_sequences > 1 else None, has_scores)
         else:
-            yield f"{remove_line_breaks(hypotheses[0].text)}\n".encode()
+            text = hypotheses[0].text
+            yield f"{text if unwrap else remove_line_breaks(text)}\n".encode()  # a block of code has line breaks
 
     if in_parts:
         about = {"model": model_sha256(translator.folder), "backend": backend, "dtype": dtype, "precision": precision}
@@ -355,9 +364,9 @@ def translate(
     warn_of_doubts(counts, report)
 
 
-def append_report(path: Path, doubts: list[Doubt], first: int) -> None:
-    """Append doubtful translations to the report, with the numbers of their lines."""
-    rows = [(str(first + doubt.text_index), doubt.reason, doubt.source, doubt.translation) for doubt in doubts]
+def append_report(path: Path, doubts: list[Doubt], numbers: list[int]) -> None:
+    """Append doubtful translations to the report.  numbers: of the lines of the texts"""
+    rows = [(str(numbers[doubt.text_index]), doubt.reason, doubt.source, doubt.translation) for doubt in doubts]
     content = "".join("\t".join(" ".join(column.split()) for column in row) + "\n" for row in rows)
     try:
         with path.open("a", encoding="utf-8") as file:
@@ -622,7 +631,12 @@ def number_chunks(chunks: Iterable[list[str]]) -> Iterator[tuple[list[str], int]
     first = 1
     for lines in chunks:
         yield lines, first
-        first += len(lines)
+        first += count_lines(lines)
+
+
+def number_lines(texts: list[str], first: int) -> list[int]:
+    """Return the number of the first line of each text."""
+    return list(accumulate((count_lines([text]) for text in texts[:-1]), initial=first))
 
 
 def save_picture(figure, output: str) -> None:

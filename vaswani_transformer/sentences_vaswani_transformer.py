@@ -1,7 +1,8 @@
 """Split a text into sentences, which a model translates one at a time, and put their translations in their places.
 
 Models are trained on single sentences; given two at once, they often omit the second. What stands between the
-sentences is copied: white space, line breaks, and parts without a letter such as bullets, rules, emoji and numbers.
+sentences is copied: white space, line breaks, and parts without a letter such as bullets, rules, emoji and numbers. So
+are code between fences, addresses, and tags around a sentence.
 Translator, the ONNX translator and the pipeline share this file, and hub/space-static/sentences.js follows the same
 rules. It is published with the pipeline and imports only the standard library.
 """
@@ -60,13 +61,38 @@ NOT_SPACE = re.compile(f"[^{WHITE_SPACE}]")
 CLEANING = ((f"[{INVISIBLE}]+", ""), (f"(?<![{JOINED}])[{JOINERS}]+", ""), (f"[{WHITE_SPACE}]+", " "))
 STEPS = [(re.compile(pattern), replacement) for pattern, replacement in CLEANING]
 UNCLEAN = re.compile(f"[{INVISIBLE}{JOINERS}]|(?! )[{WHITE_SPACE}]|  |\\A | \\Z")
-# Symbols at the ends of a sentence that are copied: bullets, rules, markup, emoji.
+# Symbols at the ends of a sentence that are copied: bullets (Word's are private characters), rules, markup, emoji.
 SYMBOLS = re.compile(
-    f"[#*+\\-‐-―−=~|•‣◦⁃·_`^\u2190-\u21ff\u2300-\u2bff\u20e3\U0001f000-\U0001faff{WHITE_SPACE}{INVISIBLE}{JOINERS}]"
+    "[#*+\\-‐-―−=~|•‣◦⁃·_`^\u2190-\u21ff\u2300-\u2bff\u20e3\ue000-\uf8ff\U0001f000-\U0001faff"
+    f"{WHITE_SPACE}{INVISIBLE}{JOINERS}]"
 )
-
-# The number of an item of a list, which a model may take for a numeral: "2. Dogs run."
-ITEM_NUMBER = re.compile(f"(?:[0-9]{{1,3}}[.)]|[A-Za-z]\\))[{WHITE_SPACE}]+")
+# An option of a command begins with no bullet: "-o FILE" and "--help", but "-I am here" and "-first item".
+OPTION = re.compile(r"(?<!-)(?:--[a-z]|-[B-HJ-Zb-z](?![^\W_]|['’]))")
+# Emphasis that begins in front of a sentence and ends inside it, and the reverse: "*Please* come.", "It is `late`."
+EMPHASIS = "*_`~"
+CLOSES = {mark: re.compile(rf"[^{mark}]*(?<![{mark}{WHITE_SPACE}])\{mark}+(?![{mark}]|[^\W_])") for mark in EMPHASIS}
+OPENS = {mark: re.compile(rf"(?<![^\W_]|[{mark}])\{mark}+(?![{mark}{WHITE_SPACE}])[^{mark}]*\Z") for mark in EMPHASIS}
+# Tags around a sentence: of HTML and subtitles (WebVTT, Advanced SubStation Alpha).
+TAG = re.compile(
+    r"</?(?:[ibus]|em|strong|span|font|small|big|tt|code|[cv](?:\.[a-z.]{1,30})?)(?:\x20[^<>]{0,200})?>|\{\\[^{}]{1,100}\}",
+    re.IGNORECASE,
+)
+# The number or box of an item of a list, or the number of a note, which a model may take for a numeral: "2. Dogs run."
+ITEM_NUMBER = re.compile(
+    r"(?:[0-9]{1,3}[.)]|[A-Za-z]\)|(?:[ivx]{2,6}|[IVX]{2,6})[.)]|\((?:[0-9]{1,3}|[A-Za-z]|[ivx]{2,6}|[IVX]{2,6})\)"
+    rf"|\[[\x20xX]\]|\[(?:[0-9]{{1,3}}|\^[A-Za-z0-9_-]{{1,30}})\]:?)[{WHITE_SPACE}]+"
+)
+# Parts that are copied though they have letters: an address, also with a label; a path; in Markdown, images and the
+# title of a box of GitHub.
+TARGET = r"(?:\([^()]{0,1000}\)|\[[^\[\]]{0,100}\])"
+NO_LANGUAGE = re.compile(
+    rf"""(?:\[[^\[\]]{{1,100}}\]:\x20*)?<?(?:(?:[a-z][a-z0-9+.-]{{0,30}}:)?//|www\.|mailto:)[!-~]+(?:\x20+["'(].*)?
+    |<?[a-z0-9_.+-]+@(?:[a-z0-9_-]+\.)+[a-z]{{2,}}>?[.,;]?
+    |(?:~|\.\.?|[a-z]:)?(?:[/\\][a-z0-9_.+-]+){{2,}}[/\\]?
+    |\[![a-z]+\]
+    |(?:\[?!\[[^\[\]]{{0,200}}\]{TARGET}(?:\]{TARGET})?\x20*)+""",
+    re.VERBOSE | re.IGNORECASE,
+)
 # What is copied keeps of the invisible characters only those of emoji.
 NOT_OF_EMOJI = re.compile(
     f"(?<![#*0-9\u2190-\u2bff\U0001f000-\U0001faff\u200d\ufe0f\U000e0000-\U000e0fff])[{INVISIBLE}{JOINERS}]"
@@ -155,24 +181,35 @@ class LanguageTokens:
 
 # ---- ends of sentences -----------------------------------------------------------------------------------------------
 
-# A text between two of these is split by itself: line breaks, tags of HTML blocks, bars of tables, fences of code.
+# A text between two of these is split by itself: line breaks, tags of HTML blocks, bars of tables, fences of code,
+# commands after a prompt, the times of subtitles, comments.
+BLOCK_TAGS = (
+    "br|p|div|li|ul|ol|dl|dt|dd|h[1-6]|hr|tr|td|th|table|thead|tbody|details|summary|blockquote|pre|center|"
+    "figure|figcaption|img|html|!doctype"
+)
 SEPARATOR = re.compile(
-    rf"""(?P<fence>(?<![^{LINE_BREAKS}])[ \t]{{0,8}}(?:`{{3,}}|~{{3,}})[^{LINE_BREAKS}]*)
-    |[{LINE_BREAKS}]+
-    |</?(?:br|p|div|li|ul|ol|h[1-6]|hr|tr|td|th|table)(?![a-z0-9])[^<>{LINE_BREAKS}]{{0,200}}>
-    |(?<![^{WHITE_SPACE}])\|+(?![^{WHITE_SPACE}])""",
+    rf"""(?<![^{LINE_BREAKS}])[ \t>]{{0,12}}(?:(?P<fence>`{{3,}})[^`{LINE_BREAKS}]*(?![^{LINE_BREAKS}])
+        |(?P<tildes>~{{3,}})[^{LINE_BREAKS}]*
+        |(?P<line>\$\x20[a-z./~]|WEBVTT(?![^\s])|(?:[0-9]{{1,3}}:)?[0-9]{{1,2}}:[0-9]{{2}}[.,][0-9]{{3}}[ \t]+-->)
+            [^{LINE_BREAKS}]*)
+    |(?P<line_break>[{LINE_BREAKS}]+)
+    |</?(?:{BLOCK_TAGS})(?![a-z0-9])[^<>{LINE_BREAKS}]{{0,200}}>
+    |<!--[^{LINE_BREAKS}]{{0,500}}?-->
+    |(?P<bars>(?<!\\)\|+)""",
     re.VERBOSE | re.IGNORECASE,
 )
-CLOSING_FENCE = re.compile(f"(?<![^{LINE_BREAKS}])[ \\t]{{0,8}}(?:`{{3,}}|~{{3,}})[ \\t]*(?![^{LINE_BREAKS}])")
-# A possible end of a sentence: punctuation, with the quotes, brackets, asterisks and numbers of notes that close after
-# it. The lookbehinds keep long runs of one character linear. The second line has full stops that need no space
+ONE_LINE_BREAK = re.compile("\r\n|.", re.DOTALL)
+TABLE_ROW = re.compile(rf"[ \t>]{{0,20}}\|[^{LINE_BREAKS}]*\|[ \t]*(?![^{LINE_BREAKS}])")
+# A possible end of a sentence: punctuation, with the quotes, brackets, asterisks, tags and numbers of notes that close
+# after it. The lookbehinds keep long runs of one character linear. The second line has full stops that need no space
 # after them: of Chinese, Japanese, Hindi, Urdu, Amharic, Armenian, Burmese and Khmer, and Arabic's question mark; and
 # the question mark of Greek and the full stop of Armenian where they are typed as ; and :
 BOUNDARY = re.compile(
     rf"""(?<![.!?…])(?P<mark>[.!?…]+)
-        (?P<closing>[\"'”’»›)\]}}“‘«*_`{INVISIBLE}]*(?:\[[0-9]{{1,3}}\])*(?:[\x20\xa0\u202f]»(?=[{WHITE_SPACE}]))?)
+        (?P<closing>[\"'”’»›)\]}}“‘«*_`{INVISIBLE}]*(?:</[A-Za-z]{{1,8}}>)*(?:\[[0-9]{{1,3}}\])*(?:[\x20\xa0\u202f]»(?=[{WHITE_SPACE}]))?)
         (?P<space>[{WHITE_SPACE}]*)
-    |(?P<full>[。！？｡।॥۔؟።፧፨։။។៕‼⁇⁈⁉]+[!?]*|(?<=[\u0370-\u03ff\u1f00-\u1fff])[;\u037e](?=[{WHITE_SPACE}])
+    |(?P<full>[。！？｡।॥۔؟።፧፨։။។៕‼⁇⁈⁉]+[!?]*|(?<![0-9０-９])．(?![0-9A-Za-z０-９Ａ-Ｚａ-ｚ])
+        |(?<=[\u0370-\u03ff\u1f00-\u1fff])[;\u037e](?=[{WHITE_SPACE}])
         |(?<=[\u0561-\u0587]):(?=[{WHITE_SPACE}]))
         (?P<closes>[」』）”’»)\"'*_]*)(?P<gap>[{WHITE_SPACE}]*)""",
     re.VERBOSE,
@@ -228,13 +265,16 @@ NEVER_LAST = frozenset(
     "hr hrn fr frl fa dipl ing bzw ca vgl evtl ggf inkl exkl zzgl bspw sog z.b d.h v.a z.t i.d.r "
     "m mm mme mmes mlle mlles mgr p.ex sra srta dra dña ud uds p.ej sig sigg dott avv exmo exma srs "
     "dhr mevr mw drs bijv d.w.z m.b.t i.v.m t.ex bl.a s.k "
+    "incl excl esp mt insb einschl ehem ad.es c.-à-d "
     "ул им проф акад т.е т.к см просп тов np tzn tzw inż ul např tzv mudr örn bkz π.χ κ δρ डॉ".split()
 )
 BEFORE_A_NUMBER = frozenset(
     "no nos nr nrn fig figs abb p pp s vol bd art abs kap ch chap sec eq tab n núm pag pág págs blz str č "
+    "max min mind para paras tel tél réf fax kl tlf godz тел "
     "рис стр гл σελ jan feb mar apr jun jul aug sep sept oct okt nov dec dez".split()
 )
 MAYBE_LAST = frozenset(
+    "ft ff ed eds tues thurs std jh mio mrd "
     "etc usw usf st str ave jr sr inc ltd co corp bros dept est al u.a o.ä u.ä chr n.chr v.chr ecc enz aprox "
     "т.д т.п др г гг itd itp atd apod osv vb κ.λπ κλπ".split()
 )
@@ -247,12 +287,19 @@ STARTERS = frozenset(
     "os um uma ele ela eles nós eu isto mas de het een hij zij ze wij ik dat dit maar "
     "он она они оно мы я вы это но в на по после ona ono oni ale bu bir ama ο η το οι τα".split()
 )
+NUMBER_SIGNS = frozenset("§$€£¥+#№")
 # German ordinals: "der 2. Weltkrieg", "am 3. Mai"; but "Er ist 12. Sie ist 10."
 BEFORE_AN_ORDINAL = frozenset(
     "der die das dem den des am im vom zum zur beim ab bis seit jeder jede jedes jedem jeden ihr sein ihre seine ihren "
     "seinen ihrem seinem unser unsere".split()
 )
-MONTHS = frozenset("januar jänner februar märz april mai juni juli august september oktober november dezember".split())
+MONTHS = frozenset(
+    "januar jänner februar märz april mai juni juli august september oktober november dezember "
+    "jan feb mär apr jun jul aug sep sept okt nov dez".split()
+)
+# A single capital after one of these is a person's initial: "by J. Smith", but "vitamin C. Good."
+BEFORE_A_NAME = frozenset("by von par por da door".split())
+ROMAN = re.compile("[IVX]{2,6}")
 
 # Token ids of a text, ending in </s>, and the character at which each token begins.
 Encode = Callable[[str], tuple[list[int], list[int]]]
@@ -426,33 +473,93 @@ def join_texts(first: str, separator: str, second: str) -> str:
 
 
 def sentence_spans(text: str, sentences: bool = True) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each sentence, or each line, without the symbols and white space around it."""
+    """Yield the start and end of each sentence, or each line, without what is copied around it."""
     is_cased = any(letter.isupper() for letter in text)
     for start, stop in separated_spans(text):
         line = text[start:stop]
         for first, last in split_line(line, is_cased) if sentences else [(0, len(line))]:
-            while first < last and (SYMBOLS.match(line, first) or line[first] == ">"):  # a quoted line
-                first += 1
-            while first < last and SYMBOLS.match(line, last - 1):
-                last -= 1
-            number = ITEM_NUMBER.match(line, first)
-            if number and LETTER_OR_DIGIT.search(line, number.end(), last):
-                first = number.end()
-            if LETTER.search(line, first, last):
-                yield start + first, start + last
+            begin, end = strip_copied(line, first, last)
+            if TAG.search(line, begin, end):  # "<b>A</b> dog": its tags are a pair
+                begin, end = strip_copied(line, first, last, with_tags=False)
+            if LETTER.search(line, begin, end) and not NO_LANGUAGE.fullmatch(line, begin, end):
+                yield start + begin, start + end
+
+
+def strip_copied(line: str, first: int, last: int, with_tags: bool = True) -> tuple[int, int]:
+    """Return the start and end of a sentence without the symbols, white space, numbers of items and tags around it."""
+    start, stop = first, last
+    while first < last:
+        if with_tags and (tag := TAG.match(line, first, last)):
+            first = tag.end()
+        elif (number := ITEM_NUMBER.match(line, first, last)) and LETTER_OR_DIGIT.search(line, number.end(), last):
+            first = number.end()
+        elif (SYMBOLS.match(line, first) or line[first] == ">") and not OPTION.match(line, first):  # > quotes a line
+            first += 1
+        else:
+            break
+    while first < last:
+        tag = TAG.match(line, max(first, line.rfind("{" if line[last - 1] == "}" else "<", first, last)), last)
+        if with_tags and tag and tag.end() == last:
+            last = tag.start()
+        elif SYMBOLS.match(line, last - 1) or line[last - 1] == "\\":  # a line break in Markdown
+            last -= 1
+        else:
+            break
+    return keep_emphasis(line, start, first, last, stop)
+
+
+def keep_emphasis(line: str, start: int, first: int, last: int, stop: int) -> tuple[int, int]:
+    """Return the start and end of a sentence with emphasis that begins or ends inside it: "*Please* come."."""
+    mark = line[first - 1] if start < first < last else ""
+    if mark in CLOSES and CLOSES[mark].match(line, first, last):
+        while first > start and line[first - 1] == mark:
+            first -= 1
+    mark = line[last] if first < last < stop else ""
+    if mark in OPENS and OPENS[mark].search(line, first, last):
+        while last < stop and line[last] == mark:
+            last += 1
+    return first, last
 
 
 def separated_spans(text: str) -> Iterator[tuple[int, int]]:
     """Yield the start and end of what stands between line breaks, tags and bars, without blocks of code."""
-    start, may_close = 0, True
-    while found := SEPARATOR.search(text, start):
+    start = place = 0
+    in_table = TABLE_ROW.match(text) is not None
+    unclosed = {"`": len(text), "~": len(text)}  # lengths of fences that nothing closes
+    above, line_start = "", 0  # the line in front of this one
+    while found := SEPARATOR.search(text, place):
+        place = found.end()
+        if found["bars"] and not in_table and not is_between_spaces(text, found.start(), place):
+            continue
         yield start, found.start()
-        start = found.end()
-        if found["fence"] and may_close:
-            closing = CLOSING_FENCE.search(text, start)
-            may_close = closing is not None
-            start = closing.end() if closing else start
+        if found["line_break"]:
+            in_table = TABLE_ROW.match(text, place) is not None
+            above = text[line_start : found.start()] if ONE_LINE_BREAK.fullmatch(found[0]) else ""
+            line_start = place
+        fence = found["fence"] or found["tildes"]
+        if fence and len(fence) < unclosed[fence[0]] and not is_underline(found[0], above):
+            if closing := closing_fence(fence).search(text, place):
+                place = closing.end()
+            else:
+                unclosed[fence[0]] = len(fence)
+        start = place
     yield start, len(text)
+
+
+def is_underline(line: str, above: str) -> bool:
+    """Return whether a line that looks like a fence of code underlines the title above, as in reStructuredText."""
+    marks = line.strip()
+    return len(set(marks)) == 1 and len(marks) > 3 and len(marks) >= len(above.strip()) > 0
+
+
+def is_between_spaces(text: str, start: int, stop: int) -> bool:
+    return not NOT_SPACE.match(text[start - 1 : start]) and not NOT_SPACE.match(text[stop : stop + 1])
+
+
+def closing_fence(fence: str) -> re.Pattern[str]:
+    """Return the pattern of the line that closes a fence: as many of the same characters, or more."""
+    closing = f"{fence[0]}{{{len(fence)},}}"
+    return re.compile(f"(?<![^{LINE_BREAKS}])[ \\t>]{{0,12}}{closing}[ \\t]*(?![^{LINE_BREAKS}])")
 
 
 def split_line(line: str, is_cased: bool) -> Iterator[tuple[int, int]]:
@@ -491,11 +598,12 @@ def is_sentence_end(line: str, start: int, match: re.Match[str], is_cased: bool)
         return False
     if match["mark"] in ("...", "…"):  # between spaces it stands for words that are left out
         return line[match.start() - 1] not in ALL_WHITE_SPACE
-    next_word = WORD.match(line, following)
-    if match["mark"] != "." or next_word is None or last is None:
+    if match["mark"] != "." or last is None:
         return True
-    is_initial = len(next_word[0]) == 1 and next_word[0].isalpha() and line.startswith(".", next_word.end())
-    return may_end_after(last["word"], last["before"] or "", "" if is_initial else next_word[0].lower())
+    next_word = WORD.match(line, following)
+    next_text = next_word[0] if next_word else line[following]
+    is_initial = len(next_text) == 1 and next_text.isalpha() and line.startswith(".", following + 1)
+    return may_end_after(last["word"], last["before"] or "", "" if is_initial else next_text.lower())
 
 
 def may_be_glued(word: str, following: str) -> bool:
@@ -508,16 +616,22 @@ def may_be_glued(word: str, following: str) -> bool:
 
 
 def may_end_after(word: str, before: str, following: str) -> bool:
-    """Return whether `word` and a full stop end a sentence, by the words around them; `following` is in lower case."""
+    """Return whether `word` and a full stop end a sentence, by the words around them.
+
+    following: in lower case, or a symbol; "" for an initial
+    """
     lower, previous = re.split("['’]", word.lower())[-1], before.lower()  # l'art. 5
     if lower in NEVER_LAST or f"{previous}.{lower}" in NEVER_LAST:
         return False
-    if lower in BEFORE_A_NUMBER and following[:1].isdigit():
+    if (lower in BEFORE_A_NUMBER or lower.endswith("str")) and (following[:1].isdigit() or following in NUMBER_SIGNS):
         return False
-    if lower.isdigit() and len(lower) <= 2:  # the number of an item in a list, or an ordinal
+    if following and not LETTER_OR_DIGIT.match(following):
+        return True
+    if (lower.isdigit() and len(lower) <= 2) or ROMAN.fullmatch(word):  # the number of an item in a list, or an ordinal
         return bool(before) and previous not in BEFORE_AN_ORDINAL and following not in MONTHS
     if len(word) == 1 and word.isalpha():  # an initial, or a part of an abbreviation
-        return following in STARTERS or (word.isupper() and before.islower() and len(before) > 1)
+        is_name = following == "" or previous in BEFORE_A_NAME
+        return following in STARTERS or (word.isupper() and before.islower() and len(before) > 1 and not is_name)
     if lower in MAYBE_LAST or ACRONYM.fullmatch(word):
         return following in STARTERS
     return True

@@ -13,7 +13,7 @@ from typing import Any
 
 from .atomic import atomic_file
 from .errors import BrokenFileError, InputError
-from .lines import open_output, read_lines
+from .lines import count_lines, open_output, read_lines
 from .model_folder import MODEL_FILES, files_sha256, read_json_object, write_json
 
 ABOUT = "about.json"  # what the parts are a translation of
@@ -43,14 +43,14 @@ def translate_file(
     missing: deque[Path] = deque()  # parts that are being translated
 
     def read_missing() -> Iterator[tuple[list[str], int]]:
-        lines = read(source)
+        lines, first = read(source), 1
         while chunk := list(islice(lines, part_lines)):
-            number = len(parts)
-            part = folder / f"part-{number:07}"
+            part = folder / f"part-{len(parts):07}"
             parts[part] = len(chunk)
             if not part.is_file():
                 missing.append(part)
-                yield chunk, number * part_lines + 1
+                yield chunk, first
+            first += count_lines(chunk)
 
     with closing(translate(read_missing())) as translated:
         for lines in translated:

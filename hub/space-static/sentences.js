@@ -11,7 +11,7 @@ const JOINED = "\\u0600-\\u109f\\u1780-\\u180a\\u1810-\\u18af\\u1900-\\u1cff\\ua
 const WORD = "[\\p{L}\\p{N}_]"; // Python's \w
 const WHITE = `[${WHITE_SPACE}]`;
 const SYMBOL = new RegExp(
-  "^[#*+\\-‐-―−=~|•‣◦⁃·_`^\\u2190-\\u21ff\\u2300-\\u2bff\\u20e3\\u{1f000}-\\u{1faff}" + `${WHITE_SPACE}${INVISIBLE}${JOINERS}]$`,
+  "^[#*+\\-‐-―−=~|•‣◦⁃·_`^\\u2190-\\u21ff\\u2300-\\u2bff\\u20e3\\ue000-\\uf8ff\\u{1f000}-\\u{1faff}" + `${WHITE_SPACE}${INVISIBLE}${JOINERS}]$`,
   "u",
 );
 const CLEANING = [
@@ -19,22 +19,52 @@ const CLEANING = [
   [new RegExp(`(?<![${JOINED}])[${JOINERS}]+`, "gu"), ""],
   [new RegExp(`${WHITE}+`, "gu"), " "],
 ];
-const ITEM_NUMBER = new RegExp(`^(?:[0-9]{1,3}[.)]|[A-Za-z]\\))${WHITE}+`, "u");
+const OPTION = /(?<!-)(?:--[a-z]|-[B-HJ-Zb-z](?![\p{L}\p{N}]|['’]))/uy;
+const EMPHASIS = Object.fromEntries(
+  Array.from("*_`~", (mark) => {
+    const closes = `^[^${mark}]*(?<![${mark}${WHITE_SPACE}])[${mark}]+(?![${mark}]|[\\p{L}\\p{N}])`;
+    const opens = `(?<![\\p{L}\\p{N}]|[${mark}])[${mark}]+(?![${mark}${WHITE_SPACE}])[^${mark}]*$`;
+    return [mark, { closes: new RegExp(closes, "u"), opens: new RegExp(opens, "gu") }];
+  }),
+);
+const TAG =
+  /<\/?(?:[ibus]|em|strong|span|font|small|big|tt|code|[cv](?:\.[a-z.]{1,30})?)(?: [^<>]{0,200})?>|\{\\[^{}]{1,100}\}/iuy;
+const TAGS = new RegExp(TAG.source, "iu");
+const ITEM_NUMBER = new RegExp(
+  "(?:[0-9]{1,3}[.)]|[A-Za-z]\\)|(?:[ivx]{2,6}|[IVX]{2,6})[.)]|\\((?:[0-9]{1,3}|[A-Za-z]|[ivx]{2,6}|[IVX]{2,6})\\)" +
+    `|\\[[ xX]\\]|\\[(?:[0-9]{1,3}|\\^[A-Za-z0-9_-]{1,30})\\]:?)${WHITE}+`,
+  "uy",
+);
+const TARGET = "(?:\\([^()]{0,1000}\\)|\\[[^\\[\\]]{0,100}\\])";
+const NO_LANGUAGE = new RegExp(
+  "^(?:" +
+    "(?:\\[[^\\[\\]]{1,100}\\]: *)?<?(?:(?:[a-z][a-z0-9+.\\-]{0,30}:)?\\/\\/|www\\.|mailto:)[!-~]+(?: +[\"'(].*)?" +
+    "|<?[a-z0-9_.+\\-]+@(?:[a-z0-9_\\-]+\\.)+[a-z]{2,}>?[.,;]?" +
+    "|(?:~|\\.\\.?|[a-z]:)?(?:[\\/\\\\][a-z0-9_.+\\-]+){2,}[\\/\\\\]?" +
+    "|\\[![a-z]+\\]" +
+    `|(?:\\[?!\\[[^\\[\\]]{0,200}\\]${TARGET}(?:\\]${TARGET})? *)+)$`,
+  "iu",
+);
 const NOT_OF_EMOJI = new RegExp(
   `(?<![#*0-9\\u2190-\\u2bff\\u{1f000}-\\u{1faff}\\u200d\\ufe0f\\u{e0000}-\\u{e0fff}])[${INVISIBLE}${JOINERS}]`,
   "gu",
 );
+const BLOCK_TAGS =
+  "br|p|div|li|ul|ol|dl|dt|dd|h[1-6]|hr|tr|td|th|table|thead|tbody|details|summary|blockquote|pre|center|" +
+  "figure|figcaption|img|html|!doctype";
 const SEPARATOR = new RegExp(
-  `(?<fence>(?<![^${LINE_BREAKS}])[ \\t]{0,8}(?:\`{3,}|~{3,})[^${LINE_BREAKS}]*)|[${LINE_BREAKS}]+` +
-    `|</?(?:br|p|div|li|ul|ol|h[1-6]|hr|tr|td|th|table)(?![a-z0-9])[^<>${LINE_BREAKS}]{0,200}>` +
-    `|(?<!${WHITE.replace("[", "[^")})\\|+(?!${WHITE.replace("[", "[^")})`,
+  `(?<![^${LINE_BREAKS}])[ \\t>]{0,12}(?:(?<fence>\`{3,})[^\`${LINE_BREAKS}]*(?![^${LINE_BREAKS}])` +
+    `|(?<tildes>~{3,})[^${LINE_BREAKS}]*|(?:\\$ [a-z./~]|WEBVTT(?!${WHITE.replace("[", "[^")})` +
+    `|(?:[0-9]{1,3}:)?[0-9]{1,2}:[0-9]{2}[.,][0-9]{3}[ \\t]+-->)[^${LINE_BREAKS}]*)` +
+    `|(?<lineBreak>[${LINE_BREAKS}]+)|</?(?:${BLOCK_TAGS})(?![a-z0-9])[^<>${LINE_BREAKS}]{0,200}>` +
+    `|<!--[^${LINE_BREAKS}]{0,500}?-->|(?<bars>(?<!\\\\)\\|+)`,
   "giu",
 );
-const CLOSING_FENCE = new RegExp(`(?<![^${LINE_BREAKS}])[ \\t]{0,8}(?:\`{3,}|~{3,})[ \\t]*(?![^${LINE_BREAKS}])`, "gu");
+const TABLE_ROW = new RegExp(`[ \\t>]{0,20}\\|[^${LINE_BREAKS}]*\\|[ \\t]*(?![^${LINE_BREAKS}])`, "uy");
 const BOUNDARY = new RegExp(
-  `(?<![.!?…])(?<mark>[.!?…]+)(?<closing>["'”’»›)\\]}“‘«*_\`${INVISIBLE}]*(?:\\[[0-9]{1,3}\\])*(?:[ \\u00a0\\u202f]»(?=${WHITE}))?)` +
+  `(?<![.!?…])(?<mark>[.!?…]+)(?<closing>["'”’»›)\\]}“‘«*_\`${INVISIBLE}]*(?:</[A-Za-z]{1,8}>)*(?:\\[[0-9]{1,3}\\])*(?:[ \\u00a0\\u202f]»(?=${WHITE}))?)` +
     `(?<space>${WHITE}*)` +
-    `|(?<full>[。！？｡।॥۔؟።፧፨։။។៕‼⁇⁈⁉]+[!?]*|(?<=[\\u0370-\\u03ff\\u1f00-\\u1fff])[;\\u037e](?=${WHITE})` +
+    `|(?<full>[。！？｡।॥۔؟።፧፨։။។៕‼⁇⁈⁉]+[!?]*|(?<![0-9０-９])．(?![0-9A-Za-z０-９Ａ-Ｚａ-ｚ])|(?<=[\\u0370-\\u03ff\\u1f00-\\u1fff])[;\\u037e](?=${WHITE})` +
     `|(?<=[\\u0561-\\u0587]):(?=${WHITE}))(?<closes>[」』）”’»)"'*_]*)(?<gap>${WHITE}*)`,
   "gu",
 );
@@ -86,15 +116,15 @@ const NEVER_LAST = words(
     "hrn fr frl fa dipl ing bzw ca vgl evtl ggf inkl exkl zzgl bspw sog z.b d.h v.a z.t i.d.r m mm mme mmes mlle " +
     "mlles mgr p.ex sra srta dra dña ud uds p.ej sig sigg dott avv exmo exma srs dhr mevr mw drs bijv d.w.z " +
     "m.b.t i.v.m t.ex bl.a s.k ул им проф акад т.е т.к см просп тов np tzn tzw inż ul např tzv mudr örn bkz π.χ " +
-    "κ δρ डॉ",
+    "κ δρ डॉ incl excl esp mt insb einschl ehem ad.es c.-à-d",
 );
 const BEFORE_A_NUMBER = words(
   "no nos nr nrn fig figs abb p pp s vol bd art abs kap ch chap sec eq tab n núm pag pág págs blz str č рис " +
-    "стр гл σελ jan feb mar apr jun jul aug sep sept oct okt nov dec dez",
+    "стр гл σελ max min mind para paras tel tél réf fax kl tlf godz тел jan feb mar apr jun jul aug sep sept oct okt nov dec dez",
 );
 const MAYBE_LAST = words(
   "etc usw usf st str ave jr sr inc ltd co corp bros dept est al u.a o.ä u.ä chr n.chr v.chr ecc enz aprox т.д " +
-    "т.п др г гг itd itp atd apod osv vb κ.λπ κλπ",
+    "т.п др г гг itd itp atd apod osv vb κ.λπ κλπ ft ff ed eds tues thurs std jh mio mrd",
 );
 const STARTERS = words(
   "the a an he she it they we i you this that these those there his her their my our in on at but and so if " +
@@ -109,8 +139,11 @@ const BEFORE_AN_ORDINAL = words(
     "ihren seinen ihrem seinem unser unsere",
 );
 const MONTHS = words(
-  "januar jänner februar märz april mai juni juli august september oktober november dezember",
+  "januar jänner februar märz april mai juni juli august september oktober november dezember " +
+    "jan feb mär apr jun jul aug sep sept okt nov dez",
 );
+const NUMBER_SIGNS = new Set("§$€£¥+#№");
+const BEFORE_A_NAME = words("by von par por da door");
 
 const isLower = (letter) => /^\p{Lowercase}$/u.test(letter);
 const isUpper = (text) => /\p{Uppercase}/u.test(text) && !/\p{Lowercase}|\p{Lt}/u.test(text);
@@ -257,18 +290,53 @@ export function sentenceSpans(text) {
   const isCased = /\p{Uppercase}/u.test(text);
   for (const [start, stop] of separatedSpans(text)) {
     const line = text.slice(start, stop);
-    for (let [first, last] of splitLine(line, isCased)) {
-      for (let letter; first < last && (letter = at(line, first)) && (SYMBOL.test(letter) || letter === ">"); ) {
-        first += letter.length;
-      }
-      for (let letter; first < last && (letter = before(line, last)) && SYMBOL.test(letter); ) last -= letter.length;
-      const has = (kind, place) => (search(kind, line, place)?.index ?? Infinity) < last;
-      const number = line.slice(first, last).match(ITEM_NUMBER)?.[0].length ?? 0;
-      if (number && has(LETTER_OR_DIGIT, first + number)) first += number;
-      if (has(LETTER, first)) spans.push([start + first, start + last]);
+    for (const [first, last] of splitLine(line, isCased)) {
+      let [begin, end] = stripCopied(line, first, last, true);
+      if (TAGS.test(line.slice(begin, end))) [begin, end] = stripCopied(line, first, last, false);
+      const sentence = line.slice(begin, end);
+      if (search(LETTER, sentence, 0) && !NO_LANGUAGE.test(sentence)) spans.push([start + begin, start + end]);
     }
   }
   return spans;
+}
+
+/** [start, end] of a sentence without the symbols, white space, numbers of items and tags around it. */
+function stripCopied(line, start, stop, withTags) {
+  const text = line.slice(0, stop);
+  let [first, last] = [start, stop];
+  while (first < last) {
+    const tag = withTags && search(TAG, text, first);
+    const number = search(ITEM_NUMBER, text, first);
+    const letter = at(text, first);
+    if (tag) first += tag[0].length;
+    else if (number && search(LETTER_OR_DIGIT, text, first + number[0].length)) first += number[0].length;
+    else if ((SYMBOL.test(letter) || letter === ">") && !search(OPTION, line, first)) first += letter.length;
+    else break;
+  }
+  while (first < last) {
+    const letter = before(text, last);
+    const opening = text.lastIndexOf(letter === "}" ? "{" : "<", last - 1);
+    const tag = withTags && opening >= first && search(TAG, text.slice(0, last), opening);
+    if (tag && opening + tag[0].length === last) last = opening;
+    else if (SYMBOL.test(letter) || letter === "\\") last -= letter.length;
+    else break;
+  }
+  return keepEmphasis(line, start, first, last, stop);
+}
+
+/** [start, end] of a sentence with emphasis that begins or ends inside it: "*Please* come.". */
+function keepEmphasis(line, start, first, last, stop) {
+  if (first === last) return [first, last];
+  let mark = first > start ? line[first - 1] : "";
+  if (EMPHASIS[mark]?.closes.test(line.slice(first, last))) {
+    while (first > start && line[first - 1] === mark) first--;
+  }
+  mark = last < stop ? line[last] : "";
+  // A letter in front of the sentence counts, as in Python.
+  if (search(EMPHASIS[mark]?.opens ?? /$^/gu, line.slice(0, last), first)) {
+    while (last < stop && line[last] === mark) last++;
+  }
+  return [first, last];
 }
 
 /** The character that ends at a place. */
@@ -279,17 +347,42 @@ function before(text, place) {
 
 function separatedSpans(text) {
   const spans = [];
-  let [start, mayClose] = [0, true];
-  for (let found; (found = search(SEPARATOR, text, start)); ) {
+  const length = countCharacters(text);
+  const unclosed = { "`": length, "~": length }; // lengths of fences that nothing closes
+  const isBlank = (letter) => letter === undefined || new RegExp(WHITE, "u").test(letter);
+  let [start, place, inTable] = [0, 0, search(TABLE_ROW, text, 0)];
+  let [above, lineStart] = ["", 0]; // the line in front of this one
+  for (let found; (found = search(SEPARATOR, text, place)); ) {
+    const { fence, tildes, lineBreak, bars } = found.groups;
+    place = found.index + found[0].length;
+    if (bars && !inTable && !(isBlank(text[found.index - 1]) && isBlank(text[place]))) continue;
     spans.push([start, found.index]);
-    start = found.index + found[0].length;
-    if (found.groups.fence && mayClose) {
-      const closing = search(CLOSING_FENCE, text, start);
-      mayClose = closing !== null;
-      if (closing) start = closing.index + closing[0].length;
+    if (lineBreak) {
+      inTable = search(TABLE_ROW, text, place);
+      above = /^(?:\r\n|.)$/su.test(lineBreak) ? text.slice(lineStart, found.index) : "";
+      lineStart = place;
     }
+    const opening = fence ?? tildes;
+    if (opening && opening.length < unclosed[opening[0]] && !isUnderline(found[0], above)) {
+      const closing = search(closingFence(opening), text, place);
+      if (closing) place = closing.index + closing[0].length;
+      else unclosed[opening[0]] = opening.length;
+    }
+    start = place;
   }
   return [...spans, [start, text.length]];
+}
+
+/** Whether a line that looks like a fence of code underlines the title above, as in reStructuredText. */
+function isUnderline(line, above) {
+  const [marks, title] = [line, above].map((text) => trimEnd(trimStart(text)));
+  return new Set(marks).size === 1 && marks.length > 3 && marks.length >= countCharacters(title) && title !== "";
+}
+
+/** The line that closes a fence: as many of the same characters, or more. */
+function closingFence(fence) {
+  const closing = `${fence[0]}{${fence.length},}`;
+  return new RegExp(`(?<![^${LINE_BREAKS}])[ \\t>]{0,12}${closing}[ \\t]*(?![^${LINE_BREAKS}])`, "gu");
 }
 
 function splitLine(line, isCased) {
@@ -331,8 +424,8 @@ function isSentenceEnd(line, start, match, isCased) {
   }
   if (isLower(at(line, following)) && (isCased || closing)) return false; // "Nein!" sagte er
   if (mark === "..." || mark === "…") return !new RegExp(`${WHITE}$`, "u").test(line.slice(0, match.index).slice(-1));
-  const next = ahead.match(new RegExp(`^${WORD}+`, "u"))?.[0];
-  if (mark !== "." || !next || !last) return true;
+  if (mark !== "." || !last) return true;
+  const next = ahead.match(new RegExp(`^${WORD}+`, "u"))?.[0] ?? at(ahead, 0);
   const isInitial = /^\p{L}$/u.test(next) && ahead[next.length] === ".";
   return mayEndAfter(last.groups.word, last.groups.before ?? "", isInitial ? "" : next.toLowerCase());
 }
@@ -349,13 +442,16 @@ function mayBeGlued(word, following) {
 function mayEndAfter(word, before, following) {
   const [lower, previous] = [word.toLowerCase().split(/['’]/u).at(-1), before.toLowerCase()]; // l'art. 5
   if (NEVER_LAST.has(lower) || NEVER_LAST.has(`${previous}.${lower}`)) return false;
-  if (BEFORE_A_NUMBER.has(lower) && /^\p{Nd}/u.test(following)) return false;
-  if (/^\p{Nd}{1,2}$/u.test(lower)) {
+  const isNumber = /^\p{Nd}/u.test(following) || NUMBER_SIGNS.has(following);
+  if (isNumber && (BEFORE_A_NUMBER.has(lower) || lower.endsWith("str"))) return false;
+  if (following && !/^[\p{L}\p{N}]/u.test(following)) return true;
+  if (/^\p{Nd}{1,2}$/u.test(lower) || /^[IVX]{2,6}$/u.test(word)) {
     return before !== "" && !BEFORE_AN_ORDINAL.has(previous) && !MONTHS.has(following);
   }
   if (/^\p{L}$/u.test(word)) {
     const isWordBefore = before.length > 1 && before === before.toLowerCase() && before !== before.toUpperCase();
-    return STARTERS.has(following) || (isUpper(word) && isWordBefore);
+    const isName = following === "" || BEFORE_A_NAME.has(previous);
+    return STARTERS.has(following) || (isUpper(word) && isWordBefore && !isName);
   }
   if (MAYBE_LAST.has(lower) || ACRONYM.test(word)) return STARTERS.has(following);
   return true;
