@@ -12,9 +12,10 @@ from conftest import wait_until, write_lines
 from saved_model import ENGLISH, GERMAN, saved_model
 
 from vaswani_transformer import Translator
-from vaswani_transformer.cli import append_report, main
+from vaswani_transformer.cli import main
 from vaswani_transformer.doubts import Doubt, find_reasons
 from vaswani_transformer.lines import unwrap_lines
+from vaswani_transformer.translate_lines import append_report
 
 LINES = 47
 PART = 5

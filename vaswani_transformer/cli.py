@@ -6,11 +6,10 @@ Each command imports its dependencies when it runs, so that `--help` does not wa
 import json
 import os
 import sys
-from collections import Counter, deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
-from itertools import accumulate, chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,18 +17,9 @@ import typer
 
 from . import __version__
 from .atomic import atomic_folder, check_new_folder
-from .doubts import Doubt
 from .errors import InputError
 from .exit import exit_cleanly
-from .lines import (
-    check_file,
-    count_lines,
-    open_output,
-    read_arriving_lines,
-    read_lines,
-    remove_line_breaks,
-    unwrap_lines,
-)
+from .lines import check_file, open_output, read_arriving_lines, read_lines, unwrap_lines
 from .model_argument import find_model, find_onnx_model
 from .model_folder import choose_backend
 from .options import (
@@ -47,7 +37,8 @@ from .options import (
 )
 from .programs import import_program, program_name
 from .translate_file import model_sha256, translate_file
-from .translator import Hypothesis, MissingLanguageError, NotFiniteError, Translator, as_texts
+from .translate_lines import Columns, LineTranslator, append_report, number_chunks, split_into_chunks
+from .translator import Translator
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -289,9 +280,7 @@ def translate(
         append_report(Path(report), [], [])
     if in_parts and not Path(output).absolute().parent.is_dir():
         raise InputError(f"--output {output}: the folder {Path(output).parent} does not exist")
-    progress = shows_progress(progress, input, output)
-    options = {"device": device, "dtype": dtype, "threads": threads, "precision": precision}
-    translator = load_translator(folder, backend, **options)
+    translator = load_translator(folder, backend, device=device, dtype=dtype, threads=threads, precision=precision)
     settings = translator.change_search(
         num_beams=num_beams,
         length_penalty=length_penalty,
@@ -303,87 +292,31 @@ def translate(
         repetition_penalty=repetition_penalty,
         num_return_sequences=num_return_sequences,
     )
-    cut = {"max_source_length": max_source_length, "split_sentences": split_sentences}
-    cut |= {"target_language": target_language}
-    counts: Counter[str] = Counter()
+    several = num_return_sequences > 1
+    columns = Columns(several, scores or several, alignments, keep_breaks=unwrap)  # a block of code has line breaks
+    decisive = {"max_source_length": max_source_length, "split_sentences": split_sentences}
+    decisive |= {"target_language": target_language, **vars(settings)}
+    options = decisive | {"batch_tokens": batch_tokens, "workers": workers, "warn_ratio": warn_ratio}
+    options["progress"] = shows_progress(progress, input, output)
+    lines = LineTranslator(translator, columns, options, max_characters, None if report is None else Path(report))
 
     def read(path: str | Path) -> Iterator[str]:
         return unwrap_lines(read_lines(path)) if unwrap else read_lines(path)
 
-    def translate_chunks(chunks: Iterable[tuple[list[str], int]], look_ahead: bool) -> Generator[list[bytes]]:
-        numbers: deque[list[int]] = deque()  # of the lines of the chunks that are being translated
-
-        def texts() -> Iterator[list[str]]:
-            for lines, first in chunks:
-                checked = as_texts(lines, "line", max_characters, first)
-                numbers.append(number_lines(checked, first))
-                yield checked
-
-        doubts: list[Doubt] = []
-        options = {"batch_tokens": batch_tokens, "workers": workers, "look_ahead": look_ahead, "alignments": alignments}
-        options |= {"progress": progress, "doubts": doubts, "warn_ratio": warn_ratio, **cut, **vars(settings)}
-        try:
-            with closing(translator.find_in_chunks(texts(), **options)) as found:
-                for translations in found:
-                    of_chunk = numbers.popleft()
-                    counts.update(doubt.reason.split(" has ")[0] for doubt in doubts)
-                    if report is not None:
-                        append_report(Path(report), doubts, of_chunk)
-                    doubts.clear()
-                    numbered = zip(of_chunk, translations, strict=True)
-                    yield [line for number, hypotheses in numbered for line in output_lines(hypotheses, number)]
-        except NotFiniteError as error:
-            raise NotFiniteError(0, "line", numbers[0][error.index]) from None
-        except MissingLanguageError as error:
-            raise MissingLanguageError(0, "line", error.reason, numbers[-1][error.index]) from None
-
-    def output_lines(hypotheses: list[Hypothesis], number: int) -> Iterator[bytes]:
-        has_scores = scores or num_return_sequences > 1
-        if has_scores or alignments:
-            yield from columned_lines(hypotheses, number if num_return_sequences > 1 else None, has_scores)
-        else:
-            text = hypotheses[0].text
-            yield f"{text if unwrap else remove_line_breaks(text)}\n".encode()  # a block of code has line breaks
-
     if in_parts:
         about = {"model": model_sha256(translator.folder), "backend": backend, "dtype": dtype, "precision": precision}
-        about |= {"scores": scores, "alignments": alignments, "unwrap": unwrap, **cut, **vars(settings)}
-        translate_file(
-            partial(translate_chunks, look_ahead=True),
-            Path(input), Path(output), chunk_lines, about, read,
-        )  # fmt: skip
-        warn_of_doubts(counts, report)
-        return
-    is_typed = input == "-" and not unwrap
-    chunks = read_arriving_lines(chunk_lines) if is_typed else split_into_chunks(read(input), chunk_lines)
-    numbered = number_chunks(chunks)
-    with open_output(output) as out, closing(translate_chunks(numbered, look_ahead=input != "-")) as translated:
-        for lines in translated:
-            out.writelines(lines)
-            out.flush()
-    warn_of_doubts(counts, report)
-
-
-def append_report(path: Path, doubts: list[Doubt], numbers: list[int]) -> None:
-    """Append doubtful translations to the report.  numbers: of the lines of the texts"""
-    rows = [(str(numbers[doubt.text_index]), doubt.reason, doubt.source, doubt.translation) for doubt in doubts]
-    content = "".join("\t".join(" ".join(column.split()) for column in row) + "\n" for row in rows)
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(content)
-    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise InputError(f"--report {path}: {error.strerror}; name a file in an existing folder") from None
-    except OSError as error:  # a full disk
-        error.filename = str(path)
-        raise
-
-
-def warn_of_doubts(counts: Counter[str], report: str | None) -> None:
-    """Say on stderr how many translations are doubtful, by reason."""
-    if counts:
-        reasons = "; ".join(f"{reason} ({count})" for reason, count in counts.most_common())
-        where = f"{report} lists them" if report else "--report FILE lists them"
-        typer.echo(f"warning: doubtful translations: {reasons}; {where}", err=True)
+        about |= {"scores": scores, "alignments": alignments, "unwrap": unwrap, **decisive}
+        translate_file(partial(lines.translate, look_ahead=True), Path(input), Path(output), chunk_lines, about, read)
+    else:
+        is_typed = input == "-" and not unwrap
+        chunks = read_arriving_lines(chunk_lines) if is_typed else split_into_chunks(read(input), chunk_lines)
+        numbered = number_chunks(chunks)
+        with open_output(output) as out, closing(lines.translate(numbered, look_ahead=input != "-")) as translated:
+            for chunk in translated:
+                out.writelines(chunk)
+                out.flush()
+    if warning := lines.summary():
+        typer.echo(f"warning: {warning}", err=True)
 
 
 def load_translator(folder: Path, backend: Any = "torch", **options: Any) -> Any:
@@ -416,21 +349,6 @@ def shows_progress(progress: bool | None, input: str, output: str) -> bool:
     if progress is not None:
         return progress
     return input != "-" and sys.stderr.isatty() and not (output == "-" and os.isatty(1))
-
-
-def columned_lines(hypotheses: list[Hypothesis], number: int | None, has_scores: bool) -> Iterator[bytes]:
-    """Yield the output for one input line, a line for each hypothesis, with a tab between columns.
-
-    The columns are the line number if it is given, the score on request, the text, and the alignment if there is one.
-    """
-    from .alignments import format_links
-
-    for hypothesis in hypotheses:
-        columns = [] if number is None else [str(number)]
-        columns += [f"{hypothesis.score:.6f}"] if has_scores else []
-        columns.append(remove_line_breaks(hypothesis.text).replace("\t", " "))
-        columns += [] if hypothesis.alignment is None else [format_links(hypothesis.links)]
-        yield ("\t".join(columns) + "\n").encode()
 
 
 @app.command(help="Score given translations. Prints the log-probability of each, a tab, and its number of tokens.")
@@ -618,25 +536,6 @@ def doctor(
     # The fences keep the columns when the lines are pasted into an issue.
     for line in chain(["```text"], environment_lines(), of_model, ["```"]):
         typer.echo(line)
-
-
-def split_into_chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    lines = iter(lines)
-    while chunk := list(islice(lines, size)):
-        yield chunk
-
-
-def number_chunks(chunks: Iterable[list[str]]) -> Iterator[tuple[list[str], int]]:
-    """Yield chunks of lines, each with the number of its first line."""
-    first = 1
-    for lines in chunks:
-        yield lines, first
-        first += count_lines(lines)
-
-
-def number_lines(texts: list[str], first: int) -> list[int]:
-    """Return the number of the first line of each text."""
-    return list(accumulate((count_lines([text]) for text in texts[:-1]), initial=first))
 
 
 def save_picture(figure, output: str) -> None:

@@ -7,20 +7,20 @@ interruption, the same command translates the missing parts, and joins them all.
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from .atomic import atomic_file
 from .errors import BrokenFileError, InputError
-from .lines import count_lines, open_output, read_lines
+from .lines import open_output, read_lines
 from .model_folder import MODEL_FILES, files_sha256, read_json_object, write_json
+from .translate_lines import NumberedLines, number_chunks, split_into_chunks
 
 ABOUT = "about.json"  # what the parts are a translation of
 
-# Chunks of lines, each with the number of its first line -> their output, at least one line for each. The next chunk
-# may be read before a translation is yielded.
-Translate = Callable[[Iterable[tuple[list[str], int]]], Generator[list[bytes]]]
+# Chunks of lines -> their output, at least one line for each. The next chunk may be read before a translation is
+# yielded.
+Translate = Callable[[Iterable[NumberedLines]], Generator[list[bytes]]]
 
 
 def translate_file(
@@ -42,15 +42,13 @@ def translate_file(
     parts: dict[Path, int] = {}  # and their numbers of lines
     missing: deque[Path] = deque()  # parts that are being translated
 
-    def read_missing() -> Iterator[tuple[list[str], int]]:
-        lines, first = read(source), 1
-        while chunk := list(islice(lines, part_lines)):
+    def read_missing() -> Iterator[NumberedLines]:
+        for lines, first in number_chunks(split_into_chunks(read(source), part_lines)):
             part = folder / f"part-{len(parts):07}"
-            parts[part] = len(chunk)
+            parts[part] = len(lines)
             if not part.is_file():
                 missing.append(part)
-                yield chunk, first
-            first += count_lines(chunk)
+                yield lines, first
 
     with closing(translate(read_missing())) as translated:
         for lines in translated:
