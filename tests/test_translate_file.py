@@ -14,8 +14,8 @@ from saved_model import ENGLISH, GERMAN, saved_model
 from vaswani_transformer import Translator
 from vaswani_transformer.cli import main
 from vaswani_transformer.doubts import Doubt, find_reasons
-from vaswani_transformer.lines import unwrap_lines
 from vaswani_transformer.translate_lines import append_report
+from vaswani_transformer.unwrap import unwrap_lines
 
 LINES = 47
 PART = 5

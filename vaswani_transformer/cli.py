@@ -19,7 +19,7 @@ from . import __version__
 from .atomic import atomic_folder, check_new_folder
 from .errors import InputError
 from .exit import exit_cleanly
-from .lines import check_file, open_output, read_arriving_lines, read_lines, unwrap_lines
+from .lines import check_file, open_output, read_arriving_lines, read_lines
 from .model_argument import find_model, find_onnx_model
 from .model_folder import choose_backend
 from .options import (
@@ -39,6 +39,7 @@ from .programs import import_program, program_name
 from .translate_file import model_sha256, translate_file
 from .translate_lines import Columns, LineTranslator, append_report, number_chunks, split_into_chunks
 from .translator import Translator
+from .unwrap import unwrap_lines
 
 app = typer.Typer(
     rich_markup_mode=None,
