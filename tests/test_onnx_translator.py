@@ -19,6 +19,7 @@ from saved_model import ENGLISH, GERMAN, already_exported, trained_tokenizer
 
 from conversion.onnx.export import export_single_folder
 from conversion.onnx.graph_builder import GraphBuilder
+from hub.contents import collect_model_files
 from training.evaluate import main as evaluate
 from vaswani_transformer import SearchSettings, TorchTranslator, Translator
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
@@ -247,6 +248,36 @@ def test_another_graph_is_refused(folder: Path, tmp_path: Path) -> None:
     onnx.save(op.model("other", [ids], [out], []), tmp_path / "other" / "model.onnx")
     with pytest.raises(BrokenFileError, match=r"model.onnx is not a graph .*: it has no attention_mask, early_stop"):
         OnnxTranslator.from_pretrained(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("file", "field", "value"),
+    [
+        ("generation_config.json", "suppress_tokens", [0, 1, 260]),
+        ("generation_config.json", "suppress_tokens", None),
+        ("config.json", "pad_token_id", 3),
+        ("config.json", "decoder_start_token_id", 3),
+    ],
+)
+def test_settings_that_are_built_into_a_graph_are_not_ignored(
+    exported: Path, tmp_path: Path, file: str, field: str, value: Any
+) -> None:
+    folder = shutil.copytree(exported / "onnx", tmp_path / "onnx")
+    model = shutil.copytree(exported / "model", tmp_path / "model")
+    for place in (folder, model):
+        update(place / "generation_config.json", {}, without=[field])  # which may contradict config.json
+        update(place / file, {field: value})
+    said = f"model.onnx was exported with {field} .*, but .*{file} has .*; export the model again"
+    with pytest.raises(BrokenFileError, match=said):
+        OnnxTranslator.from_pretrained(folder, device="cpu")
+    with pytest.raises(BrokenFileError, match=f"{said}|pad_token is '<pad>'; pad_token_id is 1, but"):
+        collect_model_files(model, [str(folder)])
+
+
+def test_the_order_of_suppressed_tokens_does_not_matter(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    update(tmp_path / "generation_config.json", {"suppress_tokens": [1, 0, 1]})
+    assert OnnxTranslator.from_pretrained(tmp_path, device="cpu").translate(ENGLISH[:1]) == GERMAN[:1]
 
 
 def test_truncation_and_padding_of_tokenizer_json_are_ignored(tmp_path: Path) -> None:
