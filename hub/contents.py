@@ -231,7 +231,7 @@ def collect_onnx_files(folder: Path, weights_sha256: str, onnx: Path) -> Files:
     check_same_model(folder, weights_sha256, onnx)
     files: Files = {}
     for graph in graphs:
-        files |= collect_graph(graph, ModelFolder(folder))
+        files |= collect_graph(graph, ModelFolder(onnx if lexists(onnx / "config.json") else folder))
     settings = {"config.json": CONFIG_ENTRIES, "generation_config.json": GENERATION_ENTRIES}
     files |= {
         name: select_entries(onnx / name, published) for name, published in settings.items() if lexists(onnx / name)
@@ -253,7 +253,7 @@ def collect_record(onnx: Path, graphs: Files) -> Files:
 def collect_graph(path: Path, folder: ModelFolder) -> Files:
     """Return an ONNX file and the files of its weights.
 
-    folder: of the model
+    folder: with the model's settings
 
     Exporters write folders and stack traces into descriptions and metadata; a file with any is published without them.
     Raises BrokenFileError if it is not an ONNX file or one of other settings, or if weights are missing or elsewhere.

@@ -15,6 +15,7 @@ import onnx
 import onnxruntime
 import pytest
 from conftest import write_lines
+from safetensors.torch import load_file, save_file
 from saved_model import ENGLISH, GERMAN, already_exported, trained_tokenizer
 
 from conversion.onnx.export import export_single_folder
@@ -237,6 +238,19 @@ def test_an_export_of_other_weights_is_refused(exported: Path, tmp_path: Path) -
         OnnxTranslator.from_pretrained(model)
 
 
+def test_an_export_of_other_weights_in_several_files_is_refused(exported: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(exported / "model", tmp_path / "model")
+    shutil.copytree(exported / "onnx", model / "onnx")
+    tensors = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    index = model / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "one.safetensors")}))
+    assert OnnxTranslator.from_pretrained(model).folder == model / "onnx", "there are only graphs"
+    save_file(tensors, model / "one.safetensors")
+    with pytest.raises(BrokenFileError, match=r"model.onnx was exported from other weights than .*.index.json"):
+        OnnxTranslator.from_pretrained(model)
+
+
 def test_another_graph_is_refused(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "other", ignore=shutil.ignore_patterns("export.json"))
     op = GraphBuilder("other.")
@@ -257,6 +271,7 @@ def test_another_graph_is_refused(folder: Path, tmp_path: Path) -> None:
         ("generation_config.json", "suppress_tokens", None),
         ("config.json", "pad_token_id", 3),
         ("config.json", "decoder_start_token_id", 3),
+        ("config.json", "norm_position", "pre"),
     ],
 )
 def test_settings_that_are_built_into_a_graph_are_not_ignored(

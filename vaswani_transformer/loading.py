@@ -79,10 +79,15 @@ def load_model(
 
 
 def load_config(folder: ModelFolder | str | Path) -> VaswaniTransformerConfig:
-    """Load config.json as a configuration. Raises BrokenFileError naming the field whose type or value is wrong."""
+    """Load config.json as a configuration. Raises BrokenFileError naming the field whose type or value is wrong.
+
+    transformers would also take others of its fields from the file, such as parts of another model, and the settings of
+    a call.
+    """
     folder = folder if isinstance(folder, ModelFolder) else ModelFolder(folder)
+    known = VaswaniTransformerConfig.__annotations__.keys() | VaswaniTransformerConfig.attribute_map
     try:
-        return VaswaniTransformerConfig.from_dict(dict(folder.config))
+        return VaswaniTransformerConfig.from_dict({name: folder.config[name] for name in folder.config.keys() & known})
     except Exception as error:  # strict dataclasses raise various types
         raise BrokenFileError(f"{folder.path / 'config.json'}: {one_line(str(error))}") from error
 

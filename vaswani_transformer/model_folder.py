@@ -29,7 +29,16 @@ CONVERTIBLE_TYPES = ("marian", "fsmt")  # of transformers, which `convert` reads
 # Those of VaswaniTransformerConfig; a config.json may leave them out.
 DEFAULT_CONFIG = {"vocab_size": 37000, "decoder_start_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 DEFAULT_CONFIG |= {"decoder_layers": 6, "decoder_attention_heads": 8}
+# Entries of config.json that determine, with the weights, what a model computes.
+FIXED_ENTRIES = (
+    "vocab_size", "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
+    "d_k", "d_v", "encoder_ffn_dim", "decoder_ffn_dim", "activation_function", "position_embedding_type",
+    "position_base", "position_offset", "max_position_embeddings", "norm_position", "encoder_final_norm",
+    "decoder_final_norm", "layer_norm_eps", "attention_bias", "output_bias", "decoder_start_token_id", "pad_token_id",
+    "eos_token_id",
+)  # fmt: skip
 LARGEST_SIZE = 10_000_000  # of a vocabulary, or of learned positions
+RARE_TEXT = "\u0378 \u4dc0 \U0001fae0"  # an unassigned character, a hexagram and an emoji
 MOST_TOKENS_OF_A_LETTER = 100  # the letter itself, and what a post-processor puts around each sentence
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -443,7 +452,9 @@ def read_generation_config(path: Path, config: dict[str, Any]) -> dict[str, Any]
     if not isinstance(suppressed, list) or not all(
         type(token) is int and 0 <= token <= largest for token in suppressed
     ):
-        raise BrokenFileError(f"{path}: suppress_tokens is {suppressed!r}; ids go from 0 to {largest} (config.json)")
+        raise BrokenFileError(
+            f"{path}: suppress_tokens is {reprlib.repr(suppressed)}; ids go from 0 to {largest} (config.json)"
+        )
     if type(settings.get("early_stopping")) is int:
         raise BrokenFileError(
             f'{path}: early_stopping is {settings["early_stopping"]}; here it must be "never", true or false, as '
@@ -508,7 +519,9 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
             tokenizer.no_padding()
             tokenizer.no_truncation()
             ids = tokenizer.encode("a").ids  # a pre-tokenizer or post-processor may panic here
-            tokenizer.decode(ids)
+            tokenizer.encode(RARE_TEXT)  # fails without a token for unknown text
+            known = sorted(tokenizer.get_vocab(with_added_tokens=True).values())
+            tokenizer.decode(known)  # a decoder may panic, too
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # tokenizers raises Exception, and for a panic in Rust a subclass of BaseException
@@ -519,7 +532,7 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
     if len(ids) > MOST_TOKENS_OF_A_LETTER:
         raise BrokenFileError(f"{path} makes {len(ids):,} tokens of one letter; its post_processor adds too many")
     # Those of a post-processor are not necessarily in the vocabulary.
-    largest = max([*tokenizer.get_vocab(with_added_tokens=True).values(), *ids], default=-1)
+    largest = max([*known, *ids], default=-1)
     if vocabulary is not None and largest >= vocabulary:
         raise BrokenFileError(
             f"{path} has ids up to {largest}, but config.json has {size_field} {vocabulary}: "

@@ -19,7 +19,7 @@ import numpy as np
 from .alignments import Span, attention_of_heads, default_heads, token_spans
 from .errors import BrokenFileError, InputError, UnavailableError, as_input_errors, one_line, out_of_memory
 from .hub_files import find_folder
-from .model_folder import ONNX, ModelFolder, check_graph, check_readable
+from .model_folder import FIXED_ENTRIES, ONNX, ModelFolder, check_graph, check_readable
 from .search_vaswani_transformer import REPETITION, SearchSettings, check_number
 from .sentences_vaswani_transformer import LanguageTokens, choose_cleaning
 from .translator import Translator, pad_rows
@@ -29,8 +29,6 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # ONNX Runtime 1.31 collect
 
 PRECISIONS = ("fp16", "int8", "int8-weights")
 RESULTS, ATTENTION = ("sequences", "scores"), "cross_attentions"  # outputs of a graph; the last one is optional
-# Entries of config.json that a graph cannot change; see `built_in_values`.
-BUILT_IN = ("vocab_size", "max_position_embeddings", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 # The graph's value of max_new_tokens where the setting is None.
 NO_COMMON_LIMIT = 0
 
@@ -281,9 +279,10 @@ def built_in_values(config: Mapping[str, Any], suppressed: Iterable[int]) -> dic
 
     config: the content of config.json.  suppressed: `suppress_tokens` of generation_config.json
     """
-    values = {name: config[name] for name in BUILT_IN if name in config}
+    values = {name: config[name] for name in FIXED_ENTRIES if config.get(name) is not None}
     values["decoder_vocab_size"] = config.get("decoder_vocab_size") or config["vocab_size"]
-    return {name: json.dumps(value) for name, value in (values | {"suppress_tokens": sorted(set(suppressed))}).items()}
+    values["suppress_tokens"] = sorted(set(suppressed))
+    return {name: json.dumps(value) for name, value in values.items()}
 
 
 def input_names(session: Any) -> set[str]:
