@@ -6,6 +6,7 @@ The clients of this process and the server share the machine. Every answer is co
 """
 
 import asyncio
+import gc
 import json
 import os
 import re
@@ -129,6 +130,7 @@ def measure(
     sentences = [lines[number % len(lines)] for number in range(requests)]
     translator: Translator = Translator.from_pretrained(model, backend=backend)
     expected = dict(zip(lines, translator.translate(lines), strict=True))
+    gc.disable()  # or its collections would delay the clients' requests
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "vaswani_transformer", "serve", str(model), "--backend", backend]

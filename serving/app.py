@@ -53,7 +53,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with service.batcher.running():
+        async with service.batcher.open():
             yield
 
     app = FastAPI(title="Vaswani Transformer", version=__version__, lifespan=lifespan)

@@ -1,4 +1,4 @@
-"""Gather the texts of concurrent requests into batches, and translate these one after the other in a thread."""
+"""Gather the texts of concurrent requests into batches, and translate these in threads, one for each core."""
 
 import asyncio
 import math
@@ -12,10 +12,10 @@ from typing import TypeVar
 from vaswani_transformer.translator import Hypothesis
 
 Result = TypeVar("Result")
-# Translates texts and returns the given number of hypotheses for each, best first.
-Translate = Callable[[list[str], int], list[list[Hypothesis]]]
+# Translates texts and returns the given number of hypotheses for each, best first; on one core, or on all of them.
+Translate = Callable[[list[str], int, bool], list[list[Hypothesis]]]
 
-WAIT = 0.005  # seconds that a text waits for others if no batch is running
+WAIT = 0.005  # seconds that a text waits for others at least
 LEAST_CHARACTERS = 20  # that a text counts as: each has its overhead
 # Of a batch, unless a single text has more. Larger batches are hardly faster and keep other requests waiting.
 BATCH_CHARACTERS = 4000
@@ -47,34 +47,40 @@ class Job:
 
 
 class Batcher:
-    """The queue of waiting texts, and the thread that translates them.
+    """The queue of waiting texts, and the threads that translate them.
 
-    on_batch: called with the numbers of texts and characters and the seconds of each batch
+    A batch that begins while no other runs uses all cores, and each of the others uses one: a decoder's products are
+    small, so that batches side by side are faster than threads inside an operator.
+
+    most: batches at a time.  on_batch: called with the numbers of texts and characters and the seconds of each batch
     """
 
-    def __init__(self, translate: Translate, max_queue: int, on_batch: Callable[[int, int, float], object]):
+    def __init__(
+        self, translate: Translate, max_queue: int, on_batch: Callable[[int, int, float], object], most: int = 1
+    ):
         """Use a function that translates texts, and accept at most max_queue waiting characters."""
-        self.function, self.max_queue, self.on_batch = translate, max_queue, on_batch
+        self.function, self.max_queue, self.on_batch, self.most = translate, max_queue, on_batch, most
         self.waiting: dict[Job, None] = {}  # in the order of arrival
         self.characters = 0  # of the waiting texts
         self.seconds_per_character = 0.001  # a moving average
-        self.arrival = asyncio.Event()
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="translate")  # no batch shares its cores with another
+        self.running = 0  # batches
+        self.arrival, self.free = asyncio.Event(), asyncio.Semaphore(most)
+        self.threads = ThreadPoolExecutor(most, thread_name_prefix="translate")
 
     @asynccontextmanager
-    async def running(self):
+    async def open(self):
         """Translate batches until the block ends."""
         task = asyncio.create_task(self._run())
         try:
             yield
         finally:
             task.cancel()
-            self.thread.shutdown()
+            self.threads.shutdown()
 
     def refuse_if_full(self) -> None:
         """Raise QueueFullError if no text can wait."""
         if self.characters >= self.max_queue:
-            raise QueueFullError(max(1, math.ceil(self.characters * self.seconds_per_character)))
+            raise QueueFullError(max(1, math.ceil(self.characters * self.seconds_per_character / self.most)))
 
     async def translate(self, texts: Sequence[str], count: int) -> list[list[Hypothesis]]:
         """Return `count` hypotheses for each text, best first.
@@ -97,27 +103,36 @@ class Batcher:
                 job.future.cancel()
 
     async def in_thread(self, function: Callable[[], Result]) -> Result:
-        """Run something else in the thread of the model, after the batch that is running."""
-        return await asyncio.get_running_loop().run_in_executor(self.thread, function)
+        """Run something else in a thread of the model, when one is free."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, function)
 
     async def _run(self) -> None:
+        async with asyncio.TaskGroup() as batches:
+            while True:
+                await self.free.acquire()
+                jobs = await self._next_batch()
+                one_core = self.running > 0 or bool(self.waiting)
+                self.running += 1
+                batches.create_task(self._translate(jobs, one_core))
+
+    async def _next_batch(self) -> list[Job]:
+        """Return the jobs of the next batch, as soon as there are some."""
         while True:
-            await self.arrival.wait()
-            if self.waiting:
-                first = next(iter(self.waiting))
-                await asyncio.sleep(max(0, first.arrived + WAIT - monotonic()))
-            self.arrival.clear()
-            if jobs := list(self._take()):
-                await self._translate(jobs)
-            if self.waiting:
-                self.arrival.set()
+            while not self.waiting:
+                self.arrival.clear()
+                await self.arrival.wait()
+            first = next(iter(self.waiting))
+            await asyncio.sleep(max(0, first.arrived + WAIT - monotonic()))
+            if jobs := list(self._take()):  # unless the clients have left
+                return jobs
 
     def _take(self) -> Iterator[Job]:
-        """Remove the jobs of the next batch from the queue."""
-        left = BATCH_CHARACTERS
+        """Remove the jobs of a batch from the queue; leave the other threads that are free their share."""
+        largest = min(BATCH_CHARACTERS, math.ceil(self.characters / (self.most - self.running)))
+        left = largest
         for job in list(self.waiting):
             left -= job.characters
-            if left < 0 and left + job.characters < BATCH_CHARACTERS:
+            if left < 0 and left + job.characters < largest:
                 return
             self._remove(job)
             yield job
@@ -127,9 +142,13 @@ class Batcher:
             del self.waiting[job]
             self.characters -= job.characters
 
-    async def _translate(self, jobs: list[Job]) -> None:
-        begun, count = monotonic(), max(job.count for job in jobs)
-        results = await self.in_thread(lambda: translate_each(self.function, [job.text for job in jobs], count))
+    async def _translate(self, jobs: list[Job], one_core: bool) -> None:
+        begun, count, texts = monotonic(), max(job.count for job in jobs), [job.text for job in jobs]
+        try:
+            results = await self.in_thread(lambda: translate_each(self.function, texts, count, one_core))
+        finally:
+            self.running -= 1
+            self.free.release()
         seconds = monotonic() - begun
         for job, result in zip(jobs, results, strict=True):
             if job.future.done():  # its client has left
@@ -143,12 +162,15 @@ class Batcher:
         self.on_batch(len(jobs), sum(len(job.text) for job in jobs), seconds)
 
 
-def translate_each(translate: Translate, texts: list[str], count: int) -> list[list[Hypothesis] | Exception]:
+def translate_each(
+    translate: Translate, texts: list[str], count: int, one_core: bool
+) -> list[list[Hypothesis] | Exception]:
     """Translate a batch; if it fails, translate its halves, so that only a text that fails alone gets an error."""
     try:
-        return [*translate(texts, count)]
-    except Exception as error:
+        return [*translate(texts, count, one_core)]
+    except BaseException as error:  # a panic of a library in Rust is no Exception
         if len(texts) == 1:
-            return [error]
+            return [error if isinstance(error, Exception) else RuntimeError(str(error))]
     middle = len(texts) // 2
-    return translate_each(translate, texts[:middle], count) + translate_each(translate, texts[middle:], count)
+    halves = (texts[:middle], texts[middle:])
+    return [result for half in halves for result in translate_each(translate, half, count, one_core)]

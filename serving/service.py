@@ -45,11 +45,11 @@ class Service:
     ):
         self.translator, self.limits, self.settings = translator, limits, settings
         self.source, self.targets = source, targets
-        self.batcher = Batcher(self._find_hypotheses, limits.queue, on_batch)
+        self.batcher = Batcher(self._find_hypotheses, limits.queue, on_batch, translator.count_cores() or 1)
 
-    def _find_hypotheses(self, texts: list[str], count: int) -> list[list[Hypothesis]]:
+    def _find_hypotheses(self, texts: list[str], count: int, one_core: bool) -> list[list[Hypothesis]]:
         search = vars(replace(self.settings, num_return_sequences=count))
-        return self.translator.find_hypotheses(texts, **search)
+        return self.translator.find_hypotheses(texts, one_thread=one_core, **search)
 
     def list_languages(self) -> list[Answer]:
         codes = dict.fromkeys([self.source, *self.targets])

@@ -39,6 +39,10 @@ from vaswani_transformer.translator import Hypothesis
 STATED = ("--source-language", "en", "--target-language", "de")
 
 
+class Panic(BaseException):
+    """What a library in Rust raises is no Exception."""
+
+
 class Gated(OnnxTranslator):
     """Translates when its gate is open, and fails for texts with the word `poison`; `batches` are the texts."""
 
@@ -49,7 +53,7 @@ class Gated(OnnxTranslator):
         self.batches.append(list(texts))
         self.gate.wait()
         if any("poison" in text for text in texts):
-            raise RuntimeError("poison")
+            raise Panic("poison")
         return super().find_hypotheses(texts, **options)
 
 
@@ -399,7 +403,7 @@ def test_a_body_does_not_wait_for_the_acknowledgement_of_its_headers(translator)
 # ---- batches -----------------------------------------------------------------------------------------------------
 
 
-def echo(texts: list[str], count: int) -> list[list[Hypothesis]]:
+def echo(texts: list[str], count: int, one_core: bool) -> list[list[Hypothesis]]:
     return [[Hypothesis(f"{text} {number}", 0.0, []) for number in range(count)] for text in texts]
 
 
@@ -407,13 +411,13 @@ def run_batches(requests: list[tuple[list[str], int]]) -> tuple[list[list[list[H
     """Return the results of concurrent requests, and the batches in which they were translated."""
     batches: list[list[str]] = []
 
-    def translate(texts: list[str], count: int) -> list[list[Hypothesis]]:
+    def translate(texts: list[str], count: int, one_core: bool) -> list[list[Hypothesis]]:
         batches.append(texts)
-        return echo(texts, count)
+        return echo(texts, count, one_core)
 
     async def run() -> list[list[list[Hypothesis]]]:
         batcher = Batcher(translate, 10**6, lambda *numbers: None)
-        async with batcher.running():
+        async with batcher.open():
             return await asyncio.gather(*(batcher.translate(texts, count) for texts, count in requests))
 
     return asyncio.run(run()), batches
@@ -429,18 +433,58 @@ def test_a_batch_is_limited_and_in_the_order_of_arrival():
 
 def test_each_request_gets_as_many_hypotheses_as_it_asks_for():
     results, batches = run_batches([(["a"], 1), (["b", "c"], 3)])
-    assert results == [echo(["a"], 1), echo(["b", "c"], 3)] and batches == [["a", "b", "c"]]
+    assert results == [echo(["a"], 1, False), echo(["b", "c"], 3, False)] and batches == [["a", "b", "c"]]
+
+
+def test_batches_run_side_by_side_and_share_what_waits():
+    meeting, begun = threading.Barrier(2, timeout=60), []
+
+    def translate(texts: list[str], count: int, one_core: bool) -> list[list[Hypothesis]]:
+        begun.append((texts, one_core))
+        meeting.wait()  # raises BrokenBarrierError if the other batch does not begin
+        return echo(texts, count, one_core)
+
+    async def run() -> list[list[list[Hypothesis]]]:
+        batcher = Batcher(translate, 10**6, lambda *numbers: None, most=2)
+        async with batcher.open():
+            return await asyncio.gather(*(batcher.translate([text], 1) for text in "abcd"))
+
+    assert asyncio.run(run()) == [echo([text], 1, True) for text in "abcd"]
+    assert sorted(begun) == [(["a", "b"], True), (["c", "d"], True)]
+
+
+def test_a_batch_alone_uses_all_cores_and_one_that_joins_it_uses_one():
+    release, begun = threading.Event(), []
+
+    def translate(texts: list[str], count: int, one_core: bool) -> list[list[Hypothesis]]:
+        begun.append((texts, one_core))
+        release.wait(60)
+        return echo(texts, count, one_core)
+
+    async def run() -> None:
+        batcher = Batcher(translate, 10**6, lambda *numbers: None, most=2)
+        async with batcher.open(), asyncio.timeout(60):
+            requests = []
+            for count, text in enumerate("ab", start=1):
+                requests.append(asyncio.create_task(batcher.translate([text], 1)))
+                while len(begun) < count:
+                    await asyncio.sleep(0.001)
+            release.set()
+            await asyncio.gather(*requests)
+
+    asyncio.run(run())
+    assert begun == [(["a"], False), (["b"], True)]
 
 
 def test_a_request_larger_than_the_queue_is_accepted_if_the_queue_is_empty():
     async def run() -> None:
         batcher = Batcher(echo, 10, lambda *numbers: None)
-        async with batcher.running():
+        async with batcher.open():
             large = asyncio.create_task(batcher.translate(["a" * 50], 1))
             await asyncio.sleep(0)
             with pytest.raises(QueueFullError):
                 await batcher.translate(["b"], 1)
-            assert await large == echo(["a" * 50], 1)
+            assert await large == echo(["a" * 50], 1, False)
 
     asyncio.run(run())
 

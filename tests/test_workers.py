@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -50,12 +51,21 @@ def test_translations_and_scores_do_not_depend_on_the_workers(either: Any) -> No
             assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-6)
 
 
+def test_threads_of_the_caller_translate_side_by_side(either: Any, before_each_batch: Any) -> None:
+    expected = either.translate(TEXTS)
+    meeting = threading.Barrier(2, timeout=120)
+    before_each_batch(meeting.wait)  # raises BrokenBarrierError if no other batch begins
+    with ThreadPoolExecutor(2) as threads:
+        found = [*threads.map(lambda texts: either.translate(texts, one_thread=True), [TEXTS, TEXTS])]
+    assert found == [expected, expected]
+
+
 @pytest.mark.parametrize("workers", [2, None])
 def test_two_batches_are_searched_at_the_same_time(
     either: Any, before_each_batch: Any, workers: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By default, on as many cores as there are."""
-    monkeypatch.setattr(either, "_count_cores", lambda: 2)
+    monkeypatch.setattr(either, "count_cores", lambda: 2)
     meeting = threading.Barrier(2, timeout=120)
     before_each_batch(meeting.wait)  # raises BrokenBarrierError if no other batch begins
     assert len(either.translate(["a"] * 4, batch_tokens=1, workers=workers)) == 4
@@ -110,7 +120,7 @@ def test_torch_has_as_many_threads_as_before(translator: Any) -> None:
 
 def test_workers_share_one_session_with_one_thread(exported: Any) -> None:
     several, one = (OnnxTranslator.from_pretrained(exported / "onnx", "cpu", threads) for threads in (2, 1))
-    assert several._count_cores() == 2
+    assert several.count_cores() == 2
     several.translate(ENGLISH)
     assert several._session_of_workers is None  # one batch: its operators use all threads
     several.translate(TEXTS, batch_tokens=SMALL)

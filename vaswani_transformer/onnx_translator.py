@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ class OnnxTranslator(Translator):
         self.load_arguments: tuple[Any, ...] | None = None  # of from_pretrained
         self.graph: Path | None = None  # the file of the session
         self._session_of_workers: Any = None
+        self._lock = Lock()  # for its loading
         self.has_repetition = has_repetition(session)
         self.tokenizer, self.target_tokenizer = folder.tokenizer, folder.target_tokenizer
         self.search, self.trained_length = folder.search, folder.trained_length
@@ -188,7 +190,7 @@ class OnnxTranslator(Translator):
     def _decode(self, tokens: list[int]) -> str:
         return self.target_tokenizer.decode(tokens, skip_special_tokens=True)
 
-    def _count_cores(self) -> int | None:
+    def count_cores(self) -> int | None:
         if "CUDAExecutionProvider" in self.session.get_providers():
             return None
         return self.session.get_session_options().intra_op_num_threads or count_cores()
@@ -219,11 +221,12 @@ class OnnxTranslator(Translator):
 
         It is the session itself if that has one thread, or is on a GPU, or did not come from a file.
         """
-        if self._session_of_workers is None:
-            is_one = self._count_cores() in (None, 1)
-            self._session_of_workers = (
-                self.session if is_one or self.graph is None else load_session(self.graph, "cpu", 1)
-            )
+        with self._lock:
+            if self._session_of_workers is None:
+                is_one = self.count_cores() in (None, 1)
+                self._session_of_workers = (
+                    self.session if is_one or self.graph is None else load_session(self.graph, "cpu", 1)
+                )
         return self._session_of_workers
 
 

@@ -154,7 +154,7 @@ class TorchTranslator(Translator):
     def _decode(self, tokens: list[int]) -> str:
         return cast(str, self.target_tokenizer.decode(tokens, skip_special_tokens=True))
 
-    def _count_cores(self) -> int | None:
+    def count_cores(self) -> int | None:
         return torch.get_num_threads() if self.model.device.type == "cpu" else None
 
     def _source_spans(self, text: str, prefix: str) -> list[Span | None]:

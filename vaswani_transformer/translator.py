@@ -128,6 +128,8 @@ class TranslationOptions:
     workers: number of batches that are searched at the same time, each on one CPU thread; memory grows with it. 1 uses
         all threads inside each operator, as does any text that fits into one batch. Translations do not depend on it.
         Default: the number of threads, or 1 on a GPU.
+    one_thread: search one batch after the other, on one CPU thread, for callers that translate in several threads of
+        their own, as a server does.
     """
 
     batch_tokens: int = 8192
@@ -139,6 +141,7 @@ class TranslationOptions:
     warn_ratio: float | None = None
     alignments: bool = False
     workers: int | None = None
+    one_thread: bool = False
 
     def __post_init__(self):
         check_number("batch_tokens", self.batch_tokens, 1, LARGEST_COUNT)
@@ -265,7 +268,7 @@ class Translator(ABC):
         """
 
     @abstractmethod
-    def _count_cores(self) -> int | None:
+    def count_cores(self) -> int | None:
         """Return the number of CPU cores for searches; None on a GPU, which one search at a time keeps busy."""
 
     def _hypotheses(self, found: Found) -> list[list[Hypothesis]]:
@@ -317,7 +320,7 @@ class Translator(ABC):
         """
         own = {field.name: options.pop(field.name) for field in fields(TranslationOptions) if field.name in options}
         settings = self.change_search(**options)
-        cores = self._count_cores()
+        cores = self.count_cores()
         with as_input_errors():
             how = TranslationOptions(**own)
             limit = source_limit(how.max_source_length, self.trained_length, self.positions, how.split_sentences)
@@ -360,7 +363,8 @@ class Translator(ABC):
                     how.doubts.extend(Doubt(number, reason, piece.text, best.text) for reason in reasons)
             return self._align(chunk, found, translations) if how.alignments else translations
 
-        with Workers(partial(self._open_search, settings, how.alignments), how.workers or cores or 1) as pool:
+        count = 1 if how.one_thread else how.workers or cores or 1
+        with Workers(partial(self._open_search, settings, how.alignments), count, how.one_thread) as pool:
             begun = map(begin, chunks)
             yield from map(finish, take_ahead(begun) if look_ahead else begun)
 

@@ -45,9 +45,12 @@ class Workers:
     ...     for found in workers.start(batches): ...
     """
 
-    def __init__(self, open_search: Callable[[bool], BatchSearch], count: int):
-        """open_search: returns the search to be run by one (False) or several (True) threads at a time"""
-        self.count, self._open_search = count, open_search
+    def __init__(self, open_search: Callable[[bool], BatchSearch], count: int, one_thread: bool = False):
+        """open_search: returns a search that runs alone (False), or one that runs beside others and has one CPU thread
+
+        one_thread: whether searches run beside others in any case: those of the caller's other threads
+        """
+        self.count, self.one_thread, self._open_search = count, one_thread, open_search
         self._searches: dict[bool, BatchSearch] = {}
 
     def __enter__(self) -> "Workers":
@@ -63,7 +66,7 @@ class Workers:
 
     def start(self, batches: Sequence[Sources]) -> Iterator[Found]:
         """Begin to search the batches in their order; return an iterator over the results, in the same order."""
-        is_shared = self.count > 1 and len(batches) > 1
+        is_shared = self.one_thread or (self.count > 1 and len(batches) > 1)
         if is_shared not in self._searches:
             self._searches[is_shared] = self._open_search(is_shared)
         search = self._searches[is_shared]
