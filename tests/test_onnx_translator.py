@@ -209,6 +209,7 @@ def test_numpy_integers_are_accepted_as_settings(translator: Any, by_torch: Torc
             "generation_config.json: early_stopping is 7; here it must be",
         ),
         ("tokenizer.json", None, "tokenizer.json: no such file"),
+        ("tokenizer_config.json", {"bos_token": "<nope>"}, "bos_token is '<nope>', which tokenizer.json does not"),
     ],
 )
 def test_broken_files_are_named(folder: Path, tmp_path: Path, file: str, content: Any, said: str) -> None:

@@ -17,7 +17,6 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 from .configuration_vaswani_transformer import VaswaniTransformerConfig
 from .errors import BrokenFileError, InputError, UnavailableError, one_line
 from .model_folder import (
-    SPECIAL_TOKENS,
     ModelFolder,
     check_readable,
     enumerate_names,
@@ -156,9 +155,6 @@ def wrap_tokenizer(
     Raises BrokenFileError if tokenizer_config.json does not fit the tokenizer or the config.
     """
     path, settings = folder / "tokenizer_config.json", read_tokenizer_settings(folder)
-    for name in SPECIAL_TOKENS:
-        if name in settings and tokenizer.token_to_id(settings[name]) is None:
-            raise BrokenFileError(f"{path}: {name} is {settings[name]!r}, which tokenizer.json does not have")
     loaded = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings)
     loaded.name_or_path = str(folder)
     for field in ("pad_token_id", "eos_token_id"):

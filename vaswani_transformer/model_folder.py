@@ -529,6 +529,10 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
         raise BrokenFileError(
             f"{path} is not a tokenizer ({one_line(str(error))}); copy or download it again"
         ) from None
+    for name in SPECIAL_TOKENS:
+        if name in settings and tokenizer.token_to_id(settings[name]) is None:
+            file = folder / "tokenizer_config.json"
+            raise BrokenFileError(f"{file}: {name} is {settings[name]!r:.80}, which tokenizer.json does not have")
     if len(ids) > MOST_TOKENS_OF_A_LETTER:
         raise BrokenFileError(f"{path} makes {len(ids):,} tokens of one letter; its post_processor adds too many")
     # Those of a post-processor are not necessarily in the vocabulary.
