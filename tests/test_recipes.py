@@ -87,7 +87,9 @@ def test_the_recipe_sets_the_number_of_processes(tmp_path):
     ("flags", "message"),
     [
         ({"max_step": "1"}, "--max_step: unknown key; did you mean 'max_steps'?"),
-        ({"zzz": "1"}, "--zzz: unknown key; known: preset, model"),
+        ({"zzz": "1"}, "--zzz: unknown key; `vaswani-transformer train --help` lists the keys"),
+        ({"dropout": "0.2"}, "--dropout: unknown key; did you mean 'model.dropout'?"),
+        ({"d-model": "64"}, "--d-model: unknown key; did you mean 'model.d_model'?"),
         ({"max_steps": None}, "--max_steps needs a value"),
         ({"output_dir": ""}, "^--output_dir is empty; give a value$"),
         ({"learning_rate": ""}, "^--learning_rate is empty; give a value, or null for none$"),

@@ -1,5 +1,6 @@
 """A recipe: all settings of a training run, as the keys of a YAML file."""
 
+import dataclasses
 import difflib
 import re
 import reprlib
@@ -396,10 +397,20 @@ def _first_problem(error: ValidationError, source: dict[str, str], default_sourc
     key = str(problem["loc"][0])
     place = source.get(key, key)
     if problem["type"] == "extra_forbidden":
-        return f"{place}: unknown key{nearest(key, Recipe.model_fields)}"
+        return f"{place}: unknown key; {_suggest_key(key)}"
     if problem["type"] == "dict_type":
         message = "must be a table, such as {dropout: 0.3}"
     return f"{place} is {reprlib.repr(problem['input'])}, {message}"
+
+
+def _suggest_key(name: str) -> str:
+    """Return the end of an error message: the most similar key of a recipe or of its table `model`, such as dropout."""
+    from vaswani_transformer.configuration_vaswani_transformer import VaswaniTransformerConfig
+
+    keys = {field.name: f"model.{field.name}" for field in dataclasses.fields(VaswaniTransformerConfig)}
+    keys |= {key: key for key in Recipe.model_fields}
+    near = difflib.get_close_matches(name, keys, n=1, cutoff=0.65)
+    return f"did you mean {keys[near[0]]!r}?" if near else "`vaswani-transformer train --help` lists the keys"
 
 
 def recipe_path(name: str) -> Path:
