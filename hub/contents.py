@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from os.path import lexists
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import vaswani_transformer
 from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP, CUSTOM_PIPELINES, VaswaniTransformerConfig
 from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.loading import enumerate_names, load_config, weight_files
+from vaswani_transformer.loading import load_config
 from vaswani_transformer.model_folder import (
     CODE_FILES,
     EXPORT_RECORD,
@@ -32,16 +33,19 @@ from vaswani_transformer.model_folder import (
     ONNX,
     SPECIAL_TOKENS,
     WEIGHTS,
+    ModelFolder,
     check_graph,
     check_inside,
     combine_sha256,
+    enumerate_names,
     file_sha256,
     plain_tokenizer,
     read_config,
     read_json_object,
     read_tokenizer_settings,
+    weight_files,
 )
-from vaswani_transformer.onnx_translator import PRECISIONS, onnx_file_name
+from vaswani_transformer.onnx_translator import PRECISIONS, built_in_values, check_built_in, onnx_file_name
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.torch_translator import TorchTranslator
 from vaswani_transformer.training_run import check_types
@@ -90,7 +94,6 @@ SECRETS = re.compile(
 # files. The entries by which transformers finds our own code are added.
 CONFIG_ENTRIES = frozenset(VaswaniTransformerConfig().to_dict()) - {"auto_map", "custom_pipelines", "_name_or_path"}
 GENERATION_ENTRIES = frozenset(GenerationConfig().to_dict()) | {"extra_length", "max_source_length", "alignment_heads"}
-GRAPH_ENTRIES = {"vocab_size", "decoder_vocab_size"}  # of a graph's metadata, which OnnxTranslator compares
 TENSOR_ENTRIES = {"dtype", "shape", "data_offsets"}  # of a safetensors file's header
 # Fields of config.json that may differ between a model and its export.
 METADATA_FIELDS = {"transformers_version", "architectures", "auto_map", "custom_pipelines", "dtype"}
@@ -117,7 +120,7 @@ def collect_model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, 
     files: Files = {"config.json": encode_json(make_config_for_the_hub(folder))}
     generation = folder / "generation_config.json"
     written = translator.model.generation_config.to_json_string().encode()
-    files[generation.name] = select_entries(generation, GENERATION_ENTRIES) if generation.is_file() else written
+    files[generation.name] = select_entries(generation, GENERATION_ENTRIES) if lexists(generation) else written
     files |= collect_weights(folder, weights)
     files |= {name: (Path(vaswani_transformer.__file__).parent / name).read_bytes() for name in CODE_FILES}
     files |= collect_tokenizer_files(folder)
@@ -207,10 +210,10 @@ def collect_tokenizer_files(folder: Path) -> Files:
     files: Files = {}
     for place in ("", f"{TARGET_TOKENIZER}/"):
         tokenizer, config = f"{place}tokenizer.json", f"{place}tokenizer_config.json"
-        if (folder / tokenizer).is_file():
+        if lexists(folder / tokenizer):
             content = plain_tokenizer(folder / tokenizer).decode()
             files[tokenizer] = Tokenizer.from_str(content).to_str(pretty=True).encode()  # without unknown entries
-        if (folder / config).is_file():  # optional in an ONNX folder
+        if lexists(folder / config):  # optional in an ONNX folder
             fields = read_tokenizer_settings(folder / place)
             files[config] = encode_json(fields | {"tokenizer_class": "PreTrainedTokenizerFast"})
     return files
@@ -228,10 +231,10 @@ def collect_onnx_files(folder: Path, weights_sha256: str, onnx: Path) -> Files:
     check_same_model(folder, weights_sha256, onnx)
     files: Files = {}
     for graph in graphs:
-        files |= collect_graph(graph)
+        files |= collect_graph(graph, ModelFolder(onnx if lexists(onnx / "config.json") else folder))
     settings = {"config.json": CONFIG_ENTRIES, "generation_config.json": GENERATION_ENTRIES}
     files |= {
-        name: select_entries(onnx / name, published) for name, published in settings.items() if (onnx / name).is_file()
+        name: select_entries(onnx / name, published) for name, published in settings.items() if lexists(onnx / name)
     }
     files |= collect_record(onnx, files) | collect_tokenizer_files(onnx)
     return {f"{ONNX}/{name}": file for name, file in files.items()}
@@ -239,7 +242,7 @@ def collect_onnx_files(folder: Path, weights_sha256: str, onnx: Path) -> Files:
 
 def collect_record(onnx: Path, graphs: Files) -> Files:
     """Return the record of an export with the hashes of its published graphs, if there is a record."""
-    if not (onnx / EXPORT_RECORD).is_file():
+    if not lexists(onnx / EXPORT_RECORD):
         return {}
     record = read_json_object(onnx / EXPORT_RECORD, "graphs")
     hashes = {name: hash_file(graphs[name]) for name in record.get("graphs", {}) if name in graphs}
@@ -247,11 +250,13 @@ def collect_record(onnx: Path, graphs: Files) -> Files:
     return {EXPORT_RECORD: encode_json(fields | ({"graphs": hashes} if hashes else {}))}
 
 
-def collect_graph(path: Path) -> Files:
+def collect_graph(path: Path, folder: ModelFolder) -> Files:
     """Return an ONNX file and the files of its weights.
 
+    folder: with the model's settings
+
     Exporters write folders and stack traces into descriptions and metadata; a file with any is published without them.
-    Raises BrokenFileError if it is not an ONNX file, or if weights are missing or elsewhere.
+    Raises BrokenFileError if it is not an ONNX file or one of other settings, or if weights are missing or elsewhere.
     """
     import onnx
     from google.protobuf.message import DecodeError
@@ -261,13 +266,15 @@ def collect_graph(path: Path) -> Files:
         model = onnx.load_model_from_string(content)
     except DecodeError as error:
         raise BrokenFileError(f"{path} is not an ONNX file ({error}); copy or export it again") from None
-    sizes = {entry.key: entry.value for entry in model.metadata_props if entry.key in GRAPH_ENTRIES}
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    check_built_in(path, metadata, folder)
+    kept = built_in_values(folder.config, folder.suppressed).keys()
     model.ClearField("domain")
     model.DiscardUnknownFields()
     strings = list(remove_descriptions(model))
     if SECRETS.search("\n".join(strings).encode()):
         raise InputError(f"{path} contains an access token, a password or a private key; export the model again")
-    onnx.helper.set_model_props(model, {name: size for name, size in sizes.items() if size.isdecimal()})
+    onnx.helper.set_model_props(model, {name: value for name, value in metadata.items() if name in kept})
     is_clean = model.ByteSize() == len(content)
     stored = StoredFile(path, len(content), hashlib.sha256(content).hexdigest())
     files: Files = {path.name: stored if is_clean else model.SerializeToString()}
@@ -403,7 +410,7 @@ def refuse_links(folder: Path) -> None:
 
 def check_same_model(folder: Path, weights_sha256: str, onnx: Path) -> None:
     """Raise InputError if the exported model has other weights, settings, or another configuration or tokenizer."""
-    if (onnx / "config.json").is_file():
+    if lexists(onnx / "config.json"):
         config, exported = load_config(folder).to_dict(), load_config(onnx).to_dict()
         names = config.keys() - METADATA_FIELDS
         different = sorted(name for name in names if config[name] != exported.get(name))
@@ -413,17 +420,17 @@ def check_same_model(folder: Path, weights_sha256: str, onnx: Path) -> None:
                 f"{enumerate_names(different)}; export the model again"
             )
     tokenizers = [place / "tokenizer.json" for place in (folder, onnx)]
-    if tokenizers[1].is_file() and plain_tokenizer(tokenizers[0]) != plain_tokenizer(tokenizers[1]):
+    if lexists(tokenizers[1]) and plain_tokenizer(tokenizers[0]) != plain_tokenizer(tokenizers[1]):
         raise InputError(f"{tokenizers[1]} differs from {tokenizers[0]}; export the model again")
     settings = [place / "generation_config.json" for place in (folder, onnx)]
-    if all(path.is_file() for path in settings):  # an export of a model without the file has the defaults
+    if all(map(lexists, settings)):  # an export of a model without the file has the defaults
         before, now = ({**read_json_object(path), "transformers_version": None} for path in settings)
         different = sorted(name for name in before | now if before.get(name) != now.get(name))
         if different:
             raise InputError(
                 f"{settings[1]} and {settings[0]} differ in {enumerate_names(different)}; export the model again"
             )
-    if (onnx / EXPORT_RECORD).is_file():
+    if lexists(onnx / EXPORT_RECORD):
         record = onnx / EXPORT_RECORD
         fields = check_types(record, read_json_object(record), {"precision": str, "weights_sha256": str})
         exported = fields.get("weights_sha256") or "not recorded"

@@ -3,6 +3,8 @@
 import dataclasses
 import errno
 import itertools
+import json
+import math
 import os
 import shutil
 import subprocess
@@ -146,6 +148,14 @@ def test_moments_that_do_not_fit_the_model_are_refused(tmp_path):
     tensors.save_tensors(tensors.optimizer_tensors(model, optimizer) | {"exp_avg/bias": torch.zeros(1)}, path)
     with pytest.raises(BrokenFileError, match=r"exp_avg/bias has shape \(1,\), must be \(2,\)"):
         tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=1)
+    whole = tensors.optimizer_tensors(model, optimizer)
+    tensors.save_tensors(whole | {"exp_avg/bias": torch.zeros(2, dtype=torch.int8)}, path)
+    with pytest.raises(BrokenFileError, match=r"exp_avg/bias is torch.int8; it must be a floating-point type"):
+        tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=1)
+    tensors.save_tensors(whole, path)
+    with pytest.raises(BrokenFileError, match=r"step/weight is 1, but the checkpoint has taken 900 steps"):
+        tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=900)
+    tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=1)
 
 
 SCALER = {"scale": 8.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 7}
@@ -303,6 +313,24 @@ def test_models_with_different_tokenizers_are_not_averaged(root, fails):
     folders = [root / f"step-{step}" for step in (10, 20, 30)]
     expected = f"{folders[1]}/tokenizer.json differs from {folders[2]}/tokenizer.json; such models cannot be averaged"
     fails(2, f"error: {expected}\n", *folders)
+
+
+def test_models_of_different_architectures_are_not_averaged(root, fails):
+    """Their tensors have the same names and shapes."""
+    for step, position in ((20, "pre"), (30, "post")):
+        (root / f"step-{step}/config.json").write_text(json.dumps({"norm_position": position, "dropout": step / 100}))
+    folders = [root / f"step-{step}" for step in (20, 30)]
+    fails(
+        2, f"{folders[0]}/config.json differs from {folders[1]}/config.json; such models cannot be averaged", *folders
+    )
+    (root / "step-20/config.json").write_text(json.dumps({"norm_position": "post", "dropout": 0.2}))
+    write_model(folders, root.parent)
+
+
+def test_weights_that_are_not_finite_are_not_averaged(root, fails):
+    broken = TENSORS | {"b": torch.tensor([1.0, math.nan, 1.0, 1.0])}
+    checkpoints.save_checkpoint(root, 40, lambda folder: tensors.save_tensors(broken, folder / "model.safetensors"))
+    fails(3, f"{root}/step-40/model.safetensors: b contains NaN or infinity", root / "step-30", root / "step-40")
 
 
 def test_weights_have_the_permissions_of_other_files(tmp_path):

@@ -79,6 +79,12 @@ def test_no_message_controls_the_terminal(capsys):
     assert capsys.readouterr().err == "Traceback:\n    line \\x1b[2J\\u202e\\r, é\n"
 
 
+def test_a_long_value_does_not_fill_the_terminal():
+    (line,) = render(InputError(f"config.json: d_model is {'x' * 10**6}; it must be a number"))
+    assert len(line) < 5000
+    assert line.startswith("error: config.json: d_model is xxx") and line.endswith("xxx; it must be a number")
+
+
 @pytest.mark.parametrize("by", ["flag", "environment"])
 def test_the_traceback_is_shown_on_request(by, capsys, monkeypatch):
     monkeypatch.setenv("VASWANI_DEBUG", "1" if by == "environment" else "")

@@ -28,8 +28,7 @@ from vaswani_transformer import Translator
 from vaswani_transformer.cli import main as command_line
 from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
-from vaswani_transformer.loading import weight_files
-from vaswani_transformer.model_folder import file_sha256, files_sha256
+from vaswani_transformer.model_folder import file_sha256, files_sha256, weight_files
 from vaswani_transformer.pipeline_vaswani_transformer import VaswaniTransformerTranslationPipeline
 
 ROOT = Path(__file__).parents[1]
@@ -266,18 +265,21 @@ def test_onnx_translates_from_the_hub(hub, exported, tmp_path, monkeypatch):
         Translator.from_pretrained(REPO, backend="onnx", precision="fp16")
 
 
-@pytest.mark.parametrize("fault", ["etag", "linked etag", "commit", "info", "tree"])
+@pytest.mark.parametrize("fault", ["etag", "linked etag", "commit", "root", "info", "root info", "spelling", "tree"])
 def test_no_answer_leads_a_download_out_of_the_cache(hub, folder, tmp_path, monkeypatch, fault):
     """huggingface_hub names its files by hashes that the server sends."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "outside" / "cache"))
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
     push(folder, REPO, "--yes")
-    path = "../../../.profile"
-    headers = {"etag": "ETag", "linked etag": "X-Linked-Etag", "commit": "X-Repo-Commit"}
+    path = "/profile" if "root" in fault else "../../../.profile"
+    headers = {"etag": "ETag", "linked etag": "X-Linked-Etag", "commit": "X-Repo-Commit", "root": "X-Repo-Commit"}
     if fault in headers:
         hub.faults.append(Fault("HEAD", "/resolve/", times=9, headers={headers[fault]: path}))
-    elif fault == "info":
+    elif "info" in fault:
         hub.faults.append(Fault("GET", f"/api/models/{REPO}", content={"id": REPO, "sha": path}))
+    elif fault == "spelling":  # which the parser of JSON reads as "sha"
+        content = json.dumps({"id": REPO, "s_ha": path}).replace("s_ha", r"\u0073ha").encode()
+        hub.faults.append(Fault("GET", f"/api/models/{REPO}", content=content))
     else:
         entry = {"type": "file", "path": "config.json", "size": 2, "oid": "0" * 40, "xetHash": "0" * 64}
         entry |= {"lfs": {"oid": path, "size": 2, "pointerSize": 9}}

@@ -178,6 +178,71 @@ def test_a_tokenizer_of_another_model_is_refused(folder):
 
 
 @pytest.mark.parametrize(
+    ("ids", "reason"),
+    [([VOCABULARY + 5, 2], f"ids up to {VOCABULARY + 5}, but"), ([2] * 1000, "makes 1,001 tokens of one letter")],
+)
+def test_ids_that_a_post_processor_adds_are_checked(folder, ids, reason):
+    content = json.loads((folder / "tokenizer.json").read_text())["post_processor"]
+    end = {"</s>": {"id": "</s>", "ids": ids, "tokens": ["</s>"] * len(ids)}}
+    change_json(folder / "tokenizer.json", post_processor=content | {"special_tokens": end})
+    assert reason in refusal(folder)
+
+
+def test_other_entries_of_a_config_are_ignored(folder):
+    """transformers would build a part of another model, return tuples, or fail in another library."""
+    others = {
+        "text_config": {"model_type": "bert"},
+        "return_dict": False,
+        "base_model_tp_plan": 5,
+        "id2label": {"a": 1},
+    }
+    others |= {"_attn_implementation": "flash_attention_3", "validate": 5, "to_dict": "a"}
+    expected = Translator.from_pretrained(folder, device="cpu").translate(ENGLISH)
+    change_json(folder / "config.json", **others)
+    assert Translator.from_pretrained(folder, device="cpu").translate(ENGLISH) == expected
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json", "manifest.json", WEIGHTS])
+def test_a_link_to_nothing_is_not_a_missing_file(folder, name):
+    """Files that may be missing have defaults, and a Hub cache may have lost what its links lead to."""
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to("nothing")
+    assert refusal(folder).startswith(f"{folder / name}: a link to a file that does not exist")
+    (folder / name).unlink()
+    (folder / name).symlink_to(name)
+    assert refusal(folder).startswith(f"{folder / name} cannot be read: Too many levels of symbolic links")
+
+
+def test_half_a_character_in_a_file_is_named(folder):
+    content = (folder / "config.json").read_text().rstrip().removesuffix("}")
+    (folder / "config.json").write_text(content + r', "emoji": "\ud83d\ude00"}')
+    assert Translator.from_pretrained(folder, device="cpu").translate(["a"])
+    (folder / "config.json").write_text(content + r', "note": "\udE00"}')
+    assert "config.json is not valid JSON: 'utf-8' codec can't encode character '\\ude00'" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "reason"),
+    [
+        (None, torch.float8_e4m3fn, "as torch.float8_e4m3fn; weights are torch.float32"),
+        ("model.encoder.layers.0.self_attn.q_proj.weight", torch.int32, "as torch.int32; weights are torch.float32"),
+        (
+            "model.encoder.layers.0.self_attn.q_proj.weight",
+            torch.float16,
+            "has tensors of float16 and float32; choose one for all, such as dtype='float32'",
+        ),
+    ],
+)
+def test_weights_in_which_the_model_cannot_compute_are_refused(folder, name, dtype, reason):
+    tensors = load_file(folder / WEIGHTS)
+    changed = {key: tensor.to(dtype) for key, tensor in tensors.items() if name in (None, key)}
+    save_file(tensors | changed, folder / WEIGHTS, {"format": "pt"})
+    assert reason in refusal(folder)
+    if dtype is torch.float16:
+        assert Translator.from_pretrained(folder, device="cpu", dtype="float32").translate(["a"])
+
+
+@pytest.mark.parametrize(
     "field, value",
     [
         ("encoder_no_repeat_ngram_size", 3),
@@ -300,6 +365,23 @@ def test_weights_in_several_files_load(folder):
     assert "two.safetensors: no such file" in refusal(folder)
 
 
+def test_a_tensor_in_two_files_is_refused(folder):
+    """The index names one of them, and transformers takes the last one."""
+    sharded(folder, "two.safetensors")
+    first, second = (load_file(folder / f"{name}.safetensors") for name in ("one", "two"))
+    name = next(iter(first))
+    save_file(second | {name: first[name] + 1}, folder / "two.safetensors", {"format": "pt"})
+    assert f"two.safetensors holds {name}, which another file holds as well" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\nb", "\ud800", "a" * 300, "\x1b[31m", 5])
+def test_an_index_names_files_by_printable_names(folder, name):
+    sharded(folder, "two.safetensors")
+    change_json(folder / f"{WEIGHTS}.index.json", weight_map={"model.shared.weight": name})
+    found = refusal(folder)
+    assert f"{WEIGHTS}.index.json" in found and ("must map the name of each" in found or "not valid JSON" in found)
+
+
 @pytest.mark.parametrize("file", ["../two.safetensors", "{absolute}"])
 def test_an_index_cannot_name_files_outside_the_folder(folder, file, tmp_path):
     sharded(folder, file.format(absolute=tmp_path / "two.safetensors"))
@@ -326,6 +408,12 @@ def test_a_missing_folder_is_refused_without_the_network(tmp_path, monkeypatch):
         ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}, "Precompiled: "),
         ("pre_tokenizer", {"type": "FixedLength", "length": 0}, "chunk size must be non-zero"),
         ("post_processor", {"special_tokens": {}}, "no entry found for key"),
+        ("decoder", {"type": "Strip", "content": "l", "start": 10**6, "stop": 10**6}, "index out of bounds"),
+        (
+            "model",
+            {"type": "WordLevel", "vocab": {"</s>": 2, "a": 3}, "unk_token": "<none>"},
+            "WordLevel error: Missing",
+        ),
     ],
 )
 def test_a_panic_in_tokenizers_is_an_ordinary_error(folder, field, value, reason, capfd):

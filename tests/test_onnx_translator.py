@@ -15,10 +15,12 @@ import onnx
 import onnxruntime
 import pytest
 from conftest import write_lines
+from safetensors.torch import load_file, save_file
 from saved_model import ENGLISH, GERMAN, already_exported, trained_tokenizer
 
 from conversion.onnx.export import export_single_folder
 from conversion.onnx.graph_builder import GraphBuilder
+from hub.contents import collect_model_files
 from training.evaluate import main as evaluate
 from vaswani_transformer import SearchSettings, TorchTranslator, Translator
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
@@ -207,6 +209,7 @@ def test_numpy_integers_are_accepted_as_settings(translator: Any, by_torch: Torc
             "generation_config.json: early_stopping is 7; here it must be",
         ),
         ("tokenizer.json", None, "tokenizer.json: no such file"),
+        ("tokenizer_config.json", {"bos_token": "<nope>"}, "bos_token is '<nope>', which tokenizer.json does not"),
     ],
 )
 def test_broken_files_are_named(folder: Path, tmp_path: Path, file: str, content: Any, said: str) -> None:
@@ -236,6 +239,19 @@ def test_an_export_of_other_weights_is_refused(exported: Path, tmp_path: Path) -
         OnnxTranslator.from_pretrained(model)
 
 
+def test_an_export_of_other_weights_in_several_files_is_refused(exported: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(exported / "model", tmp_path / "model")
+    shutil.copytree(exported / "onnx", model / "onnx")
+    tensors = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    index = model / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "one.safetensors")}))
+    assert OnnxTranslator.from_pretrained(model).folder == model / "onnx", "there are only graphs"
+    save_file(tensors, model / "one.safetensors")
+    with pytest.raises(BrokenFileError, match=r"model.onnx was exported from other weights than .*.index.json"):
+        OnnxTranslator.from_pretrained(model)
+
+
 def test_another_graph_is_refused(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "other", ignore=shutil.ignore_patterns("export.json"))
     op = GraphBuilder("other.")
@@ -247,6 +263,37 @@ def test_another_graph_is_refused(folder: Path, tmp_path: Path) -> None:
     onnx.save(op.model("other", [ids], [out], []), tmp_path / "other" / "model.onnx")
     with pytest.raises(BrokenFileError, match=r"model.onnx is not a graph .*: it has no attention_mask, early_stop"):
         OnnxTranslator.from_pretrained(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("file", "field", "value"),
+    [
+        ("generation_config.json", "suppress_tokens", [0, 1, 260]),
+        ("generation_config.json", "suppress_tokens", None),
+        ("config.json", "pad_token_id", 3),
+        ("config.json", "decoder_start_token_id", 3),
+        ("config.json", "norm_position", "pre"),
+    ],
+)
+def test_settings_that_are_built_into_a_graph_are_not_ignored(
+    exported: Path, tmp_path: Path, file: str, field: str, value: Any
+) -> None:
+    folder = shutil.copytree(exported / "onnx", tmp_path / "onnx")
+    model = shutil.copytree(exported / "model", tmp_path / "model")
+    for place in (folder, model):
+        update(place / "generation_config.json", {}, without=[field])  # which may contradict config.json
+        update(place / file, {field: value})
+    said = f"model.onnx was exported with {field} .*, but .*{file} has .*; export the model again"
+    with pytest.raises(BrokenFileError, match=said):
+        OnnxTranslator.from_pretrained(folder, device="cpu")
+    with pytest.raises(BrokenFileError, match=f"{said}|pad_token is '<pad>'; pad_token_id is 1, but"):
+        collect_model_files(model, [str(folder)])
+
+
+def test_the_order_of_suppressed_tokens_does_not_matter(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    update(tmp_path / "generation_config.json", {"suppress_tokens": [1, 0, 1]})
+    assert OnnxTranslator.from_pretrained(tmp_path, device="cpu").translate(ENGLISH[:1]) == GERMAN[:1]
 
 
 def test_truncation_and_padding_of_tokenizer_json_are_ignored(tmp_path: Path) -> None:
@@ -304,7 +351,7 @@ def test_a_converted_config_gets_the_defaults_of_torch(exported: Path, tmp_path:
     text = " ".join(ENGLISH)
     (expected,) = Translator.from_pretrained(tmp_path / "model", device="cpu").translate([text])
     assert translator.translate(text) == [expected]
-    assert translator.config["note"] == "mine"
+    assert "note" not in translator.config
     assert load_config(tmp_path / "onnx").to_dict() == load_config(tmp_path / "model").to_dict()
     # Older exports contain an unchanged copy of the model's file.
     update(path, {"pad_token_id": 1, "eos_token_id": 2})

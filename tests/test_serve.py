@@ -31,6 +31,7 @@ from serving.markup import join_html, split_html
 from serving.service import Limits
 from vaswani_transformer import Translator
 from vaswani_transformer.cli import main
+from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.languages import read_languages
 from vaswani_transformer.onnx_translator import OnnxTranslator
 from vaswani_transformer.tokenization import train_tokenizer
@@ -575,6 +576,13 @@ CARD = "---\nlanguage:\n- en\n- de\n---\n# A model\n"
 def test_the_languages_come_from_the_records_of_a_model(tmp_path, file, content, languages):
     (tmp_path / file).write_text(content, encoding="utf-8")
     assert read_languages(tmp_path) == languages
+
+
+@pytest.mark.parametrize("metadata", ["a: [", "language: 2020-13-45", "a: " + "[" * 5000, "a: !!python/name:os.system"])
+def test_a_card_whose_metadata_cannot_be_read_is_named(tmp_path, metadata):
+    (tmp_path / "README.md").write_text(f"---\n{metadata}\n---\n")
+    with pytest.raises(BrokenFileError, match="README.md: the metadata is not valid YAML"):
+        read_languages(tmp_path)
 
 
 @pytest.mark.slow

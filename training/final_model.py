@@ -4,6 +4,7 @@ import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -11,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from vaswani_transformer.atomic import atomic_file, move_files, remove, temporary_path
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.model_folder import (
+    FIXED_ENTRIES,
     MANIFEST,
     SETTINGS_FILES,
     WEIGHTS,
@@ -23,7 +25,7 @@ from vaswani_transformer.training_run import METRICS, curve_figure, read_curves
 from . import checkpoints
 from .checkpoints import Progress
 from .recipe import CheckpointSettings
-from .tensors import save_tensors
+from .tensors import not_finite, save_tensors
 
 
 def list_other_files(folder: Path) -> list[str]:
@@ -50,7 +52,10 @@ def average_weights(folders: list[Path]) -> dict[str, torch.Tensor]:
             )
     averaged = {}
     for name in sorted(shapes[0]):
-        first, *others = (file.get_tensor(name) for file in files)
+        first, *others = tensors = [file.get_tensor(name) for file in files]
+        for folder, tensor in zip(folders, tensors, strict=True):
+            if not_finite({name: tensor}) is not None:
+                raise BrokenFileError(f"{folder / WEIGHTS}: {name} contains NaN or infinity; leave this model out")
         total = first.double()
         for other in others:
             total += other
@@ -58,16 +63,22 @@ def average_weights(folders: list[Path]) -> dict[str, torch.Tensor]:
     return averaged
 
 
+def read_fixed_entries(path: Path) -> dict[str, Any]:
+    """Read a tokenizer, or the entries of a config.json that are the same for all checkpoints of a model."""
+    content = read_json_object(path)
+    return content if path.name != "config.json" else {name: content.get(name) for name in FIXED_ENTRIES}
+
+
 def write_model(folders: list[Path], model: Path) -> None:
     """Write the average of these folders' weights to an empty folder; copy the other files from the last one.
 
-    Raises InputError if the tokenizers differ.
+    Raises InputError if the tokenizers or the architectures differ.
     """
     for name in SETTINGS_FILES:
-        if name.endswith("tokenizer.json"):
+        if name == "config.json" or name.endswith("tokenizer.json"):
             paths = [folder / name for folder in folders if (folder / name).is_file()]
             for path in paths[:-1]:
-                if read_json_object(path) != read_json_object(paths[-1]):
+                if read_fixed_entries(path) != read_fixed_entries(paths[-1]):
                     raise InputError(f"{path} differs from {paths[-1]}; such models cannot be averaged")
     save_tensors(average_weights(folders), model / WEIGHTS)
     for name in list_other_files(folders[-1]):

@@ -19,6 +19,7 @@ from vaswani_transformer.model_folder import (
     ORIGINALS,
     SETTINGS_FILES,
     WEIGHTS,
+    check_inside,
     read_json_object,
     write_json,
 )
@@ -123,6 +124,8 @@ def keep_conversion(output: Path, settings: Settings) -> None:
     if settings.model.initial_weights is None or settings.tokenizer.tokenizer is not None:
         return
     folder = find_folder(settings.model.initial_weights)
+    for path in (folder / CONVERSION_NOTES, folder / CONVERSION_RECORD, *(folder / ORIGINALS).rglob("*")):
+        check_inside(path, folder)  # the content that a link leads to would be copied
     for name in (CONVERSION_NOTES, CONVERSION_RECORD):
         if (folder / name).is_file():
             shutil.copyfile(folder / name, output / name)

@@ -74,7 +74,9 @@ def restore_model(model: torch.nn.Module, folder: Path) -> None:
 def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path, steps_taken: int) -> None:
     """Load a checkpoint's moments and step counts into the optimizer.
 
-    steps_taken: with 0, there may be no moments: with fp16, the first gradients may all be infinite
+    steps_taken: those that the checkpoint's progress has counted. With 0, there may be no moments: with fp16, the first
+        gradients may all be infinite
+    Raises BrokenFileError unless the file fits the model and these steps.
     """
     path = folder / OPTIMIZER
     tensors = load_tensors(path)
@@ -87,6 +89,12 @@ def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, 
         tensors,
         {f"{key}/{name}": torch.Size() if key == "step" else p.shape for key in keys for name, p in parameters.items()},
     )
+    for name in parameters:
+        if (found := float(tensors[f"step/{name}"])) != steps_taken:
+            raise BrokenFileError(
+                f"{path}: step/{name} is {found:g}, but the checkpoint has taken {steps_taken} steps; the file belongs "
+                "to another checkpoint"
+            )
     for name, parameter in parameters.items():
         # Adam's step count moves to the device too, because the optimizer is fused.
         optimizer.state[parameter] = {key: fsdp.shard_like(tensors[f"{key}/{name}"], parameter) for key in keys}
@@ -101,3 +109,5 @@ def _check_fit(path: Path, tensors: Mapping[str, torch.Tensor], shapes: Mapping[
     for name, shape in shapes.items():
         if tensors[name].shape != shape:
             raise BrokenFileError(f"{path}: {name} has shape {tuple(tensors[name].shape)}, must be {tuple(shape)}")
+        if not tensors[name].is_floating_point():
+            raise BrokenFileError(f"{path}: {name} is {tensors[name].dtype}; it must be a floating-point type")

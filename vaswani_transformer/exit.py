@@ -33,6 +33,8 @@ UNEXPECTED, INTERRUPTED = 1, 130  # 130 = 128 + SIGINT, as shells report it
 # Operating system errors that the user's input did not cause.
 ENVIRONMENT_ERRNOS = FULL_DISK | {errno.EROFS, errno.EIO, errno.EMFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT}
 
+LONGEST_LINE = 4000  # characters of an error
+
 # Optional packages and the extra that installs them: `pip install "vaswani-transformer[...]"`.
 EXTRAS = {
     "accelerate": "train", "datasets": "train", "pydantic": "train", "sacrebleu": "train", "sacremoses": "train",
@@ -212,7 +214,10 @@ def render(error: BaseException, name: str | None = None) -> list[str]:
     else:
         message = f"unexpected {type(error).__name__}: {error}; --debug shows the traceback"
     rank = f"rank {os.environ.get('RANK')}: " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
-    return ["error: " + rank + one_line(message)]
+    line = one_line(message)
+    if len(line) > LONGEST_LINE:  # a file may hold a value of any length; the remedy is at the end
+        line = f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"
+    return ["error: " + rank + line]
 
 
 def print_error(message: str) -> None:

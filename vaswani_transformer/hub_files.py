@@ -4,7 +4,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -215,12 +215,15 @@ def refuse_paths(response: Any) -> None:
     which HF_ENDPOINT points could write anywhere.
     """
     hashes = [response.headers.get(name, "") for name in ("ETag", "X-Linked-Etag", "X-Repo-Commit")]
+
+    def collect(pairs: list[tuple[str, Any]]) -> None:
+        hashes.extend(value for name, value in pairs if name in ("sha", "oid", "sha256") and isinstance(value, str))
+
     if "/api/models/" in response.request.url.path:
-        hashes += re.findall(
-            r'"(?:sha|oid|sha256)"\s*:\s*("(?:[^"\\]|\\.)*")', response.read().decode(errors="replace")
-        )
+        with suppress(ValueError, RecursionError):  # huggingface_hub reports an answer that is no JSON
+            json.loads(response.read(), object_pairs_hook=collect)
     for found in hashes:
-        name = found.lstrip("W/").strip('"')  # as huggingface_hub reads ETag
+        name = found.removeprefix("W/").strip('"')  # a weak ETag
         if re.search(r"[/\\]", name) or name in (".", ".."):
             raise UnavailableError(
                 f"the answer of {response.request.url.host} has the hash {name!r:.80}, which is a path; this server is "

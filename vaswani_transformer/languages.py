@@ -43,6 +43,6 @@ def read_card(path: Path) -> dict[str, Any]:
     header = re.match(r"---\n(.*?)\n---\n", path.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
     try:
         metadata = yaml.safe_load(header[1]) if header else {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2020-13-45
         raise BrokenFileError(f"{path}: the metadata is not valid YAML ({error}); mend or remove it") from None
     return metadata if isinstance(metadata, dict) else {}

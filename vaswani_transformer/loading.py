@@ -5,7 +5,6 @@ or an error names the file, field or tensor. No code from the folder runs: `auto
 not opened, and adapters are refused.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -18,21 +17,19 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 from .configuration_vaswani_transformer import VaswaniTransformerConfig
 from .errors import BrokenFileError, InputError, UnavailableError, one_line
 from .model_folder import (
-    INDEX,
-    SPECIAL_TOKENS,
-    WEIGHTS,
     ModelFolder,
-    check_inside,
     check_readable,
-    read_json_object,
+    enumerate_names,
+    find_weights,
     read_tokenizer,
     read_tokenizer_settings,
     verify_manifest,
+    weight_files,
 )
 from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from .sentences_vaswani_transformer import TARGET_TOKENIZER
 
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # in which the model can compute
 
 
 def load_model(
@@ -58,10 +55,18 @@ def load_model(
         model.generation_config = load_generation_config(folder)
     weights: dict[str, Tensor] = {}
     for file in files:
-        weights |= load_tensors(file)
+        tensors = load_tensors(file)
+        if twice := weights.keys() & tensors.keys():
+            raise BrokenFileError(f"{file} holds {enumerate_names(sorted(twice))}, which another file holds as well")
+        weights |= tensors
     assign_weights(model, weights, find_weights(folder.path))
     if dtype is not None:
         model.to(dtype)  # pyright: ignore[reportArgumentType] (wrapped by transformers' decorator)
+    if len(kinds := sorted({str(tensor.dtype).removeprefix("torch.") for tensor in model.parameters()})) > 1:
+        raise BrokenFileError(
+            f"{find_weights(folder.path)} has tensors of {' and '.join(kinds)}; choose one for all, such as "
+            f"dtype={kinds[-1]!r}"
+        )
     if infinite := [name for name, tensor in model.named_parameters() if not tensor.isfinite().all()]:
         as_type = "" if dtype is None else f" as {dtype}"
         raise BrokenFileError(
@@ -73,10 +78,15 @@ def load_model(
 
 
 def load_config(folder: ModelFolder | str | Path) -> VaswaniTransformerConfig:
-    """Load config.json as a configuration. Raises BrokenFileError naming the field whose type or value is wrong."""
+    """Load config.json as a configuration. Raises BrokenFileError naming the field whose type or value is wrong.
+
+    transformers would also take others of its fields from the file, such as parts of another model, and the settings of
+    a call.
+    """
     folder = folder if isinstance(folder, ModelFolder) else ModelFolder(folder)
+    known = VaswaniTransformerConfig.__annotations__.keys() | VaswaniTransformerConfig.attribute_map
     try:
-        return VaswaniTransformerConfig.from_dict(dict(folder.config))
+        return VaswaniTransformerConfig.from_dict({name: folder.config[name] for name in folder.config.keys() & known})
     except Exception as error:  # strict dataclasses raise various types
         raise BrokenFileError(f"{folder.path / 'config.json'}: {one_line(str(error))}") from error
 
@@ -110,47 +120,10 @@ def assign_weights(model: VaswaniTransformerForConditionalGeneration, weights: d
         found, wanted = tuple(tensor.shape), tuple(expected[name].shape)
         if found != wanted:
             raise BrokenFileError(f"{where} has {name} {found} where config.json gives {wanted}")
-        if not tensor.is_floating_point():
-            raise BrokenFileError(f"{where} has {name} as {tensor.dtype}; weights are floating-point numbers")
+        if tensor.dtype not in DTYPES:
+            raise BrokenFileError(f"{where} has {name} as {tensor.dtype}; weights are {', '.join(map(str, DTYPES))}")
     model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
-
-
-def find_weights(folder: Path) -> Path:
-    """Return the file that lists all tensors: model.safetensors, or the index of several files."""
-    return folder / (WEIGHTS if (folder / WEIGHTS).exists() else INDEX)
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a folder.
-
-    Raises InputError if there are only pickles, BrokenFileError if files are missing or outside the folder.
-    """
-    if (folder / WEIGHTS).exists():
-        return [folder / WEIGHTS]
-    if not (folder / INDEX).exists():
-        pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
-        if pickles:
-            raise InputError(
-                f"{folder}: the weights are only available as {enumerate_names(pickles)}, a pickle, which can run any "
-                f"code when it is opened; if you trust it, convert it to {WEIGHTS}: safetensors.torch.save_file("
-                "{n: t.clone() for n, t in torch.load(file, weights_only=True).items()}, target)"
-            )
-        if any(folder.glob("*.onnx")):
-            raise InputError(f'{folder} holds an ONNX export; read it with backend="onnx" (--backend onnx)')
-        raise BrokenFileError(f"{folder / WEIGHTS}: no such file; the folder has a config.json but no weights")
-    path = folder / INDEX
-    file_of_tensor = read_json_object(path).get("weight_map")
-    if not isinstance(file_of_tensor, dict) or not all(isinstance(name, str) for name in file_of_tensor.values()):
-        raise BrokenFileError(f"{path}: weight_map must map the name of each tensor to a file name")
-    files = []
-    for name in sorted(set(file_of_tensor.values())):
-        file = folder / name
-        check_inside(file, folder)
-        if not file.is_file():
-            raise BrokenFileError(f"{file}: no such file, but {INDEX} names it")
-        files.append(file)
-    return files
 
 
 def load_tensors(file: Path) -> dict[str, Tensor]:
@@ -182,9 +155,6 @@ def wrap_tokenizer(
     Raises BrokenFileError if tokenizer_config.json does not fit the tokenizer or the config.
     """
     path, settings = folder / "tokenizer_config.json", read_tokenizer_settings(folder)
-    for name in SPECIAL_TOKENS:
-        if name in settings and tokenizer.token_to_id(settings[name]) is None:
-            raise BrokenFileError(f"{path}: {name} is {settings[name]!r}, which tokenizer.json does not have")
     loaded = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings)
     loaded.name_or_path = str(folder)
     for field in ("pad_token_id", "eos_token_id"):
@@ -202,7 +172,7 @@ def wrap_tokenizer(
 def as_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """Return a torch dtype for the weights, or None for None. Raises InputError for another name."""
     chosen = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
-    if chosen not in (None, torch.float32, torch.bfloat16, torch.float16, torch.float64):
+    if chosen not in (None, *DTYPES):
         raise InputError(f"dtype {dtype!r} is not one of float32, bfloat16, float16, float64")
     return chosen  # pyright: ignore[reportReturnType]
 
@@ -220,9 +190,3 @@ def as_device(device: str | torch.device | None) -> torch.device:
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise UnavailableError(f"device {device!r}: torch sees {torch.cuda.device_count()} CUDA devices here")
     return chosen
-
-
-def enumerate_names(names: Iterable[str]) -> str:
-    """Join the first names of a list, and say how many more there are."""
-    names = list(names)
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -7,10 +7,11 @@ settings and tokenizers that were read and checked here; transformers and PEFT r
 import hashlib
 import json
 import os
+import re
 import reprlib
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -28,8 +29,19 @@ CONVERTIBLE_TYPES = ("marian", "fsmt")  # of transformers, which `convert` reads
 # Those of VaswaniTransformerConfig; a config.json may leave them out.
 DEFAULT_CONFIG = {"vocab_size": 37000, "decoder_start_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 DEFAULT_CONFIG |= {"decoder_layers": 6, "decoder_attention_heads": 8}
+# Entries of config.json that determine, with the weights, what a model computes.
+FIXED_ENTRIES = (
+    "vocab_size", "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
+    "d_k", "d_v", "encoder_ffn_dim", "decoder_ffn_dim", "activation_function", "position_embedding_type",
+    "position_base", "position_offset", "max_position_embeddings", "norm_position", "encoder_final_norm",
+    "decoder_final_norm", "layer_norm_eps", "attention_bias", "output_bias", "decoder_start_token_id", "pad_token_id",
+    "eos_token_id",
+)  # fmt: skip
 LARGEST_SIZE = 10_000_000  # of a vocabulary, or of learned positions
+RARE_TEXT = "\u0378 \u4dc0 \U0001fae0"  # an unassigned character, a hexagram and an emoji
+MOST_TOKENS_OF_A_LETTER = 100  # the letter itself, and what a post-processor puts around each sentence
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 ADAPTER = "adapter_config.json"  # of an adapter that PEFT saved; its weights are in adapter_model.safetensors
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 SETTINGS_FILES = (
@@ -54,6 +66,8 @@ OPTIMIZER = "optimizer.safetensors"
 # tokenizer.json and the model do not have.
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 SIDES = ("left", "right")
+# Escaped half of a character, which UTF-8 cannot encode without the other half.
+LONE_SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 # Each with a test of its value, and what the value must be.
 TOKENIZER_SETTINGS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **{name: (lambda value: isinstance(value, str), "a string") for name in SPECIAL_TOKENS},
@@ -92,7 +106,7 @@ class ModelFolder:
         self.path = Path(path)
         self.config = read_config(self.path / "config.json")
         file = self.path / "generation_config.json"
-        self.generation_config = read_generation_config(file, self.config) if file.exists() else {}
+        self.generation_config = read_generation_config(file, self.config) if os.path.lexists(file) else {}
 
     @cached_property
     def search(self) -> SearchSettings:
@@ -124,6 +138,14 @@ class ModelFolder:
     @property
     def decoder_vocab_size(self) -> int:
         return self.config.get("decoder_vocab_size") or self.vocab_size
+
+    @property
+    def suppressed(self) -> list[int]:
+        """The tokens that no translation has. Without generation_config.json they are those of a new model."""
+        if self.generation_config:
+            return sorted(set(self.generation_config.get("suppress_tokens") or []))
+        special = {self.config["pad_token_id"], self.config["decoder_start_token_id"]}
+        return sorted(special - {self.config["eos_token_id"]})
 
     @property
     def trained_length(self) -> int | None:
@@ -163,7 +185,7 @@ class ModelFolder:
 
     @property
     def has_target_tokenizer(self) -> bool:
-        return (self.path / TARGET_TOKENIZER).is_dir()
+        return os.path.lexists(self.path / TARGET_TOKENIZER)
 
     def _check_end(self, tokenizer: "Tokenizer", folder: Path) -> None:
         """Raise BrokenFileError unless sentences end in the model's </s>."""
@@ -181,7 +203,10 @@ def read_json_object(path: Path, *objects: str) -> dict[str, Any]:
     """
     check_readable(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)
+        if LONE_SURROGATE.search(text):  # or a pair
+            json.dumps(content, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else one_line(str(error))
         reason = "it is empty" if path.stat().st_size == 0 else reason
@@ -196,22 +221,73 @@ def read_json_object(path: Path, *objects: str) -> dict[str, Any]:
 
 def check_inside(file: Path, folder: Path) -> None:
     """Raise BrokenFileError if a name or a symbolic link leads out of the folder, and does not stay in a Hub cache."""
-    inside = folder.resolve()
+    inside, target = Path(os.path.realpath(folder)), Path(os.path.realpath(file))  # resolve() raises for a loop
     for parent in inside.parents:
         if parent.name == "snapshots":  # its files are links to the folder of blobs beside it
             inside = parent.parent
-    if not file.resolve().is_relative_to(inside):
-        raise BrokenFileError(f"{file} leads to {file.resolve()}, outside the folder, and is not read")
+    if not target.is_relative_to(inside):
+        raise BrokenFileError(f"{file} leads to {target}, outside the folder, and is not read")
+
+
+def find_weights(folder: Path) -> Path:
+    """Return the file that lists all tensors: model.safetensors, or the index of several files."""
+    return folder / (WEIGHTS if os.path.lexists(folder / WEIGHTS) else INDEX)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a folder.
+
+    Raises InputError if there are only pickles, BrokenFileError if files are missing, unreadable or outside the folder.
+    """
+    if os.path.lexists(folder / WEIGHTS):
+        check_readable(folder / WEIGHTS)
+        return [folder / WEIGHTS]
+    if not os.path.lexists(folder / INDEX):
+        pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
+        if pickles:
+            raise InputError(
+                f"{folder}: the weights are only available as {enumerate_names(pickles)}, a pickle, which can run any "
+                f"code when it is opened; if you trust it, convert it to {WEIGHTS}: safetensors.torch.save_file("
+                "{n: t.clone() for n, t in torch.load(file, weights_only=True).items()}, target)"
+            )
+        if any(folder.glob("*.onnx")):
+            raise InputError(f'{folder} holds an ONNX export; read it with backend="onnx" (--backend onnx)')
+        raise BrokenFileError(f"{folder / WEIGHTS}: no such file; the folder has a config.json but no weights")
+    path = folder / INDEX
+    file_of_tensor = read_json_object(path).get("weight_map")
+    names: list[Any] = list(file_of_tensor.values()) if isinstance(file_of_tensor, dict) else [None]
+    if not all(isinstance(name, str) and name.isprintable() and len(name) < 256 for name in names):
+        raise BrokenFileError(f"{path}: weight_map must map the name of each tensor to a file name")
+    files = []
+    for name in sorted(set(names)):
+        file = folder / name
+        check_inside(file, folder)
+        if not file.is_file():
+            raise BrokenFileError(f"{file}: no such file, but {INDEX} names it")
+        check_readable(file)
+        files.append(file)
+    return files
+
+
+def enumerate_names(names: Iterable[str]) -> str:
+    """Join the first names of a list, and say how many more there are."""
+    names = list(names)
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def check_graph(graph: Path) -> None:
     """Raise BrokenFileError if an ONNX file is not the one that was exported, or its model has other weights now."""
     record = graph.with_name(EXPORT_RECORD)
-    fields = read_json_object(record, "graphs") if record.is_file() else {}
-    exported, weights = fields.get("graphs", {}), graph.parent.parent / WEIGHTS
-    if graph.parent.name == ONNX and weights.is_file() and fields.get("weights_sha256"):
-        if fields["weights_sha256"] != files_sha256(weights):
-            raise BrokenFileError(f"{graph} was exported from other weights than {weights}; export the model again")
+    fields = read_json_object(record, "graphs") if os.path.lexists(record) else {}
+    exported, model = fields.get("graphs", {}), graph.parent.parent
+    if graph.parent.name == ONNX and fields.get("weights_sha256"):
+        weights = []
+        with suppress(InputError, BrokenFileError):  # a folder may have the graphs alone
+            weights = weight_files(model)
+        if weights and fields["weights_sha256"] != files_sha256(*weights):
+            raise BrokenFileError(
+                f"{graph} was exported from other weights than {find_weights(model)}; export the model again"
+            )
     if graph.name in exported and exported[graph.name] != file_sha256(graph):
         raise BrokenFileError(
             f"{graph} is not the graph that was exported with {record} (another sha256); export the model again, or "
@@ -236,7 +312,8 @@ def check_readable(path: Path) -> None:
             raise BrokenFileError(f"{path} is not a regular file and is not read; copy or download the file again")
         path.open("rb").close()
     except FileNotFoundError:
-        raise BrokenFileError(f"{path}: no such file") from None
+        what = "a link to a file that does not exist" if path.is_symlink() else "no such file"
+        raise BrokenFileError(f"{path}: {what}") from None
     except OSError as error:
         raise BrokenFileError(f"{path} cannot be read: {error.strerror}") from None
 
@@ -254,7 +331,7 @@ def verify_manifest(folder: Path, optimizer: bool = False) -> bool:
     optimizer: also check the optimizer's state, which only training reads
     Raises BrokenFileError naming the first file that is missing, truncated or altered.
     """
-    if not (folder / MANIFEST).exists():
+    if not os.path.lexists(folder / MANIFEST):
         return False
     manifest = read_json_object(folder / MANIFEST)
     if "files" not in manifest:
@@ -375,7 +452,9 @@ def read_generation_config(path: Path, config: dict[str, Any]) -> dict[str, Any]
     if not isinstance(suppressed, list) or not all(
         type(token) is int and 0 <= token <= largest for token in suppressed
     ):
-        raise BrokenFileError(f"{path}: suppress_tokens is {suppressed!r}; ids go from 0 to {largest} (config.json)")
+        raise BrokenFileError(
+            f"{path}: suppress_tokens is {reprlib.repr(suppressed)}; ids go from 0 to {largest} (config.json)"
+        )
     if type(settings.get("early_stopping")) is int:
         raise BrokenFileError(
             f'{path}: early_stopping is {settings["early_stopping"]}; here it must be "never", true or false, as '
@@ -439,7 +518,10 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
             # transformers saves truncation and padding as its last call set them, and applies neither after loading.
             tokenizer.no_padding()
             tokenizer.no_truncation()
-            tokenizer.decode(tokenizer.encode("a").ids)  # a pre-tokenizer or post-processor may panic here
+            ids = tokenizer.encode("a").ids  # a pre-tokenizer or post-processor may panic here
+            tokenizer.encode(RARE_TEXT)  # fails without a token for unknown text
+            known = sorted(tokenizer.get_vocab(with_added_tokens=True).values())
+            tokenizer.decode(known)  # a decoder may panic, too
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # tokenizers raises Exception, and for a panic in Rust a subclass of BaseException
@@ -447,7 +529,14 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
         raise BrokenFileError(
             f"{path} is not a tokenizer ({one_line(str(error))}); copy or download it again"
         ) from None
-    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    for name in SPECIAL_TOKENS:
+        if name in settings and tokenizer.token_to_id(settings[name]) is None:
+            file = folder / "tokenizer_config.json"
+            raise BrokenFileError(f"{file}: {name} is {settings[name]!r:.80}, which tokenizer.json does not have")
+    if len(ids) > MOST_TOKENS_OF_A_LETTER:
+        raise BrokenFileError(f"{path} makes {len(ids):,} tokens of one letter; its post_processor adds too many")
+    # Those of a post-processor are not necessarily in the vocabulary.
+    largest = max([*known, *ids], default=-1)
     if vocabulary is not None and largest >= vocabulary:
         raise BrokenFileError(
             f"{path} has ids up to {largest}, but config.json has {size_field} {vocabulary}: "
@@ -508,7 +597,7 @@ def find_texts(part: Any) -> Iterator[str]:
 def read_tokenizer_settings(folder: Path) -> dict[str, Any]:
     """Read the entries of tokenizer_config.json that are used, {} if there is no such file. Raises BrokenFileError."""
     path = folder / "tokenizer_config.json"
-    if not path.exists():
+    if not os.path.lexists(path):
         return {}
     content = read_json_object(path)
     settings = {name: content[name] for name in TOKENIZER_SETTINGS if content.get(name) is not None}

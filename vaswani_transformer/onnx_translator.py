@@ -6,8 +6,10 @@
 """
 
 import glob
+import json
 import os
 import sys
+from collections.abc import Iterable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from threading import Lock
@@ -18,7 +20,7 @@ import numpy as np
 from .alignments import Span, attention_of_heads, default_heads, token_spans
 from .errors import BrokenFileError, InputError, UnavailableError, as_input_errors, one_line, out_of_memory
 from .hub_files import find_folder
-from .model_folder import ONNX, ModelFolder, check_graph, check_readable
+from .model_folder import FIXED_ENTRIES, ONNX, ModelFolder, check_graph, check_readable
 from .search_vaswani_transformer import REPETITION, SearchSettings, check_number
 from .sentences_vaswani_transformer import LanguageTokens, choose_cleaning
 from .translator import Translator, pad_rows
@@ -275,6 +277,17 @@ def graph_inputs(settings: SearchSettings, repetition: bool = False) -> dict[str
     return {name: np.asarray(value, types.get(name, np.int64)) for name, value in values.items()}
 
 
+def built_in_values(config: Mapping[str, Any], suppressed: Iterable[int]) -> dict[str, str]:
+    """Return what a graph cannot change, as JSON: an export writes it into the metadata of the graph.
+
+    config: the content of config.json.  suppressed: `suppress_tokens` of generation_config.json
+    """
+    values = {name: config[name] for name in FIXED_ENTRIES if config.get(name) is not None}
+    values["decoder_vocab_size"] = config.get("decoder_vocab_size") or config["vocab_size"]
+    values["suppress_tokens"] = sorted(set(suppressed))
+    return {name: json.dumps(value) for name, value in values.items()}
+
+
 def input_names(session: Any) -> set[str]:
     return {value.name for value in (*session.get_inputs(), *session.get_overridable_initializers())}
 
@@ -285,19 +298,27 @@ def has_repetition(session: Any) -> bool:
 
 
 def check_interface(session: Any, graph: Path, folder: ModelFolder) -> None:
-    """Raise BrokenFileError unless a graph has an export's inputs and outputs, and the sizes of the folder's model."""
+    """Raise BrokenFileError unless a graph has the inputs and outputs of an export, and the folder's settings."""
     expected = {"input_ids", "attention_mask", "sequences", "scores", *graph_inputs(SearchSettings())}
     found = input_names(session) | {value.name for value in session.get_outputs()}
     if missing := sorted(expected - found):
         raise BrokenFileError(
             f"{graph} is not a graph that `export onnx` writes for translation: it has no {', '.join(missing)}"
         )
-    sizes = session.get_modelmeta().custom_metadata_map  # empty unless this package exported the file
-    for field, size in (("vocab_size", folder.vocab_size), ("decoder_vocab_size", folder.decoder_vocab_size)):
-        if sizes.get(field, str(size)) != str(size):
+    check_built_in(graph, session.get_modelmeta().custom_metadata_map, folder)
+
+
+def check_built_in(graph: Path, metadata: Mapping[str, str], folder: ModelFolder) -> None:
+    """Raise BrokenFileError if the folder has another value for what the graph cannot change.
+
+    metadata: of the graph; empty unless this package exported it
+    """
+    for field, value in built_in_values(folder.config, folder.suppressed).items():
+        if (built_in := metadata.get(field, value)) != value:
+            file = "generation_config.json" if field == "suppress_tokens" else "config.json"
             raise BrokenFileError(
-                f"{graph} has {field} {sizes[field]}, but {folder.path / 'config.json'} has {size}: "
-                "graph and config do not belong together"
+                f"{graph} was exported with {field} {built_in:.80}, but {folder.path / file} has {value:.80}; "
+                "export the model again, or set the graph's value"
             )
 
 

@@ -13,7 +13,7 @@ from onnx.external_data_helper import set_external_data
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.languages import read_languages
 from vaswani_transformer.lines import read_lines
-from vaswani_transformer.loading import load_model, load_tokenizer, weight_files
+from vaswani_transformer.loading import load_model, load_tokenizer
 from vaswani_transformer.model_folder import (
     EXPORT_RECORD,
     SETTINGS_FILES,
@@ -21,6 +21,7 @@ from vaswani_transformer.model_folder import (
     file_sha256,
     files_sha256,
     plain_tokenizer,
+    weight_files,
     write_json,
 )
 

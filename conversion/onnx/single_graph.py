@@ -43,7 +43,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.attention_maps import using_eager_attention
 from vaswani_transformer.modeling_vaswani_transformer import EMPTY_SCORE, VALID_ABOVE, target_vocab_size
-from vaswani_transformer.onnx_translator import graph_inputs
+from vaswani_transformer.onnx_translator import built_in_values, graph_inputs
 from vaswani_transformer.search_vaswani_transformer import REPETITION, SearchSettings
 
 from .graph_builder import GraphBuilder, tensor_type
@@ -87,9 +87,9 @@ def export_single_graph(model: Model, attention: bool = False, repetition: bool 
         padding = op.Sub(length, op.Shape(final["cross_attentions"], start=3, end=4))
         op.Pad(final["cross_attentions"], op.Concat([0], padding, axis=0), "", [3], name="cross_attentions")
     exported = op.model("translation", *inputs_and_outputs(model, attention, repetition))
-    # OnnxTranslator compares them with the config.json beside the file.
-    sizes = {"vocab_size": model.config.vocab_size, "decoder_vocab_size": target_vocab_size(model.config)}
-    helper.set_model_props(exported, {name: str(size) for name, size in sizes.items()})
+    config = model.config.to_dict() | {"max_position_embeddings": model.config.learned_positions}
+    suppressed = model.generation_config.suppress_tokens or ()
+    helper.set_model_props(exported, built_in_values(config, suppressed))  # which OnnxTranslator compares
     return exported
 
 
