@@ -72,9 +72,9 @@ OPTION = re.compile(r"(?<!-)(?:--[a-z]|-[B-HJ-Zb-z](?![^\W_]|['’]))")
 EMPHASIS = "*_`~"
 CLOSES = {mark: re.compile(rf"[^{mark}]*(?<![{mark}{WHITE_SPACE}])\{mark}+(?![{mark}]|[^\W_])") for mark in EMPHASIS}
 OPENS = {mark: re.compile(rf"(?<![^\W_]|[{mark}])\{mark}+(?![{mark}{WHITE_SPACE}])[^{mark}]*\Z") for mark in EMPHASIS}
-# Tags around a sentence: of HTML and subtitles (WebVTT, Advanced SubStation Alpha).
+# Tags around a sentence: of HTML and subtitles (WebVTT, Advanced SubStation Alpha). Not <s>: models have a token </s>.
 TAG = re.compile(
-    r"</?(?:[ibus]|em|strong|span|font|small|big|tt|code|[cv](?:\.[a-z.]{1,30})?)(?:\x20[^<>]{0,200})?>|\{\\[^{}]{1,100}\}",
+    r"</?(?:[ibu]|em|strong|span|font|small|big|tt|code|[cv](?:\.[a-z.]{1,30})?)(?:\x20[^<>]{0,200})?>|\{\\[^{}]{1,100}\}",
     re.IGNORECASE,
 )
 # The number or box of an item of a list, or the number of a note, which a model may take for a numeral: "2. Dogs run."

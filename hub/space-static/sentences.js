@@ -28,7 +28,7 @@ const EMPHASIS = Object.fromEntries(
   }),
 );
 const TAG =
-  /<\/?(?:[ibus]|em|strong|span|font|small|big|tt|code|[cv](?:\.[a-z.]{1,30})?)(?: [^<>]{0,200})?>|\{\\[^{}]{1,100}\}/iuy;
+  /<\/?(?:[ibu]|em|strong|span|font|small|big|tt|code|[cv](?:\.[a-z.]{1,30})?)(?: [^<>]{0,200})?>|\{\\[^{}]{1,100}\}/iuy;
 const TAGS = new RegExp(TAG.source, "iu");
 const ITEM_NUMBER = new RegExp(
   "(?:[0-9]{1,3}[.)]|[A-Za-z]\\)|(?:[ivx]{2,6}|[IVX]{2,6})[.)]|\\((?:[0-9]{1,3}|[A-Za-z]|[ivx]{2,6}|[IVX]{2,6})\\)" +
