@@ -16,7 +16,7 @@ from training_runs import ROOT, SMALL, assert_bit_identical, options_of, records
 from training.corpus import read_corpora
 from training.recipe import load_recipe
 from training.report import Reporter
-from training.run_folder import describe_run, lock_run
+from training.run_folder import describe_run, keep_conversion, lock_run
 from vaswani_transformer.errors import BrokenFileError, UnavailableError
 from vaswani_transformer.training_run import read_curves
 
@@ -210,6 +210,20 @@ def test_a_link_in_a_received_run_is_not_followed(start, tmp_path, name):
         own.hardlink_to(target)
         start(max_steps=9).ends()
         assert target.read_text() == "precious, no line end" and own.read_bytes() and own.stat().st_nlink == 1
+
+
+@pytest.mark.parametrize("name", ["CONVERSION.md", "original", "original/vocab.json"])
+def test_fine_tuning_copies_nothing_that_links_in_a_received_model_lead_to(tmp_path, name):
+    secret, model, output = tmp_path / "secret", tmp_path / "model", tmp_path / "run"
+    (secret if name == "original" else tmp_path).mkdir(exist_ok=True)
+    (secret / "key" if name == "original" else secret).write_text("secret")
+    (model / name).parent.mkdir(parents=True)
+    (model / name).symlink_to(secret)
+    output.mkdir()
+    settings = load_recipe("tiny", {"initial_weights": str(model)}).settings()
+    with pytest.raises(BrokenFileError, match=f"model/{name}.* leads to .*secret.*, outside the folder"):
+        keep_conversion(output, settings)
+    assert not any(output.iterdir())
 
 
 @pytest.mark.parametrize("name", [".lock", "metrics.jsonl"])
