@@ -142,8 +142,8 @@ def find_checkpoint(path: Path, name: str | None = None) -> tuple[Reader, Path]:
     for reader in readers:
         if reader.recognise_file and reader.recognise_file(path):
             return reader, path
-    is_torchs = may_be_torch_save(path) or path.suffix == ".safetensors"
-    content = load_checkpoint(path) if name or is_torchs else None
+    is_readable = may_be_torch_save(path) or path.suffix == ".safetensors"
+    content = load_checkpoint(path) if name or is_readable else None
     for reader in readers:
         if reader.recognise_content and isinstance(content, dict) and reader.recognise_content(content):
             return reader, path
@@ -154,14 +154,14 @@ def find_checkpoint(path: Path, name: str | None = None) -> tuple[Reader, Path]:
 def explain_content(path: Path, content: Any) -> str:
     """Return what the file has instead of a Transformer with an encoder and a decoder, for an error; "" if unknown.
 
-    content: the file's, if it is one of torch
+    content: what torch or safetensors read from the file; None if it is neither
     """
     if path.suffix == ".onnx":
         return ": it is an ONNX file, which has no names of weights; convert the checkpoint that it was exported from"
     names = find_names(content)
     if any("weight_ih_l" in name for name in names):
         return ": it has recurrent layers (LSTM or GRU)"
-    if any("encoder" in name for name in names) and not any(re.search(r"dec.*\.\d+\.", name) for name in names):
+    if any("encoder" in name for name in names) and not any(re.search(r"dec.*\d", name) for name in names):
         return ": it has an encoder without decoder layers"
     return f": its tensors have the names of no known model ({enumerate_names(names)})" if names else ""
 

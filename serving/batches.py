@@ -4,18 +4,19 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from threading import Barrier
 from time import monotonic
 from typing import TypeVar
 
 from vaswani_transformer.translator import Hypothesis
 
 Result = TypeVar("Result")
-# Translates texts and returns the given number of hypotheses for each, best first; on one core, or on all of them.
+# Translates texts and returns the given number of hypotheses for each, best first. True: on one core; False: on all.
 Translate = Callable[[list[str], int, bool], list[list[Hypothesis]]]
 
-WAIT = 0.005  # seconds that a text waits for others at least
+WAIT = 0.005  # seconds between the arrival of a batch's first text and its translation, at least
 LEAST_CHARACTERS = 20  # that a text counts as: each has its overhead
 # Of a batch, unless a single text has more. Larger batches are hardly faster and keep other requests waiting.
 BATCH_CHARACTERS = 4000
@@ -52,24 +53,38 @@ class Batcher:
     A batch that begins while no other runs uses all cores, and each of the others uses one: a decoder's products are
     small, so that batches side by side are faster than threads inside an operator.
 
-    most: batches at a time.  on_batch: called with the numbers of texts and characters and the seconds of each batch
+    on_batch: called with the numbers of texts and characters and the seconds of each batch
+    most: batches at a time.  start_thread: called in each thread before its first batch
     """
 
     def __init__(
-        self, translate: Translate, max_queue: int, on_batch: Callable[[int, int, float], object], most: int = 1
+        self,
+        translate: Translate,
+        max_queue: int,
+        on_batch: Callable[[int, int, float], object],
+        most: int,
+        start_thread: Callable[[], object] = lambda: None,
     ):
         """Use a function that translates texts, and accept at most max_queue waiting characters."""
-        self.function, self.max_queue, self.on_batch, self.most = translate, max_queue, on_batch, most
+        self.function, self.max_queue, self.on_batch = translate, max_queue, on_batch
+        self.most, self.start_thread = most, start_thread
         self.waiting: dict[Job, None] = {}  # in the order of arrival
         self.characters = 0  # of the waiting texts
         self.seconds_per_character = 0.001  # a moving average
         self.running = 0  # batches
-        self.arrival, self.free = asyncio.Event(), asyncio.Semaphore(most)
+        self.arrival, self.free, self.alone = asyncio.Event(), asyncio.Semaphore(most), asyncio.Lock()
         self.threads = ThreadPoolExecutor(most, thread_name_prefix="translate")
 
     @asynccontextmanager
     async def open(self):
         """Translate batches until the block ends."""
+        meeting = Barrier(self.most)
+
+        def start() -> None:
+            meeting.wait()  # until all threads run
+            self.start_thread()
+
+        await asyncio.gather(*(self._in_thread(start) for _ in range(self.most)))
         task = asyncio.create_task(self._run())
         try:
             yield
@@ -102,37 +117,46 @@ class Batcher:
                 self._remove(job)
                 job.future.cancel()
 
-    async def in_thread(self, function: Callable[[], Result]) -> Result:
-        """Run something else in a thread of the model, when one is free."""
+    async def run_alone(self, function: Callable[[], Result]) -> Result:
+        """Run a function that changes the model for its time, in a thread, while no batch runs."""
+        return await asyncio.shield(self._run_alone(function))  # also if the client leaves
+
+    async def _run_alone(self, function: Callable[[], Result]) -> Result:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.alone)  # or two of these would wait for each other
+            for _ in range(self.most):
+                await stack.enter_async_context(self.free)
+            return await self._in_thread(function)
+
+    async def _in_thread(self, function: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self.threads, function)
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as batches:
             while True:
+                await self._wait_for_texts()
                 await self.free.acquire()
-                jobs = await self._next_batch()
-                one_core = self.running > 0 or bool(self.waiting)
-                self.running += 1
-                batches.create_task(self._translate(jobs, one_core))
+                if jobs := list(self._take()):
+                    one_core = self.most > 1 and (self.running > 0 or bool(self.waiting))
+                    self.running += 1
+                    batches.create_task(self._translate(jobs, one_core))
+                else:  # the clients have left
+                    self.free.release()
 
-    async def _next_batch(self) -> list[Job]:
-        """Return the jobs of the next batch, as soon as there are some."""
-        while True:
-            while not self.waiting:
-                self.arrival.clear()
-                await self.arrival.wait()
-            first = next(iter(self.waiting))
-            await asyncio.sleep(max(0, first.arrived + WAIT - monotonic()))
-            if jobs := list(self._take()):  # unless the clients have left
-                return jobs
+    async def _wait_for_texts(self) -> None:
+        while not self.waiting:
+            self.arrival.clear()
+            await self.arrival.wait()
+        first = next(iter(self.waiting))
+        await asyncio.sleep(max(0, first.arrived + WAIT - monotonic()))
 
     def _take(self) -> Iterator[Job]:
         """Remove the jobs of a batch from the queue; leave the other threads that are free their share."""
         largest = min(BATCH_CHARACTERS, math.ceil(self.characters / (self.most - self.running)))
         left = largest
-        for job in list(self.waiting):
+        for number, job in enumerate(list(self.waiting)):
             left -= job.characters
-            if left < 0 and left + job.characters < largest:
+            if left < 0 and number > 0:  # a batch has at least one text
                 return
             self._remove(job)
             yield job
@@ -145,7 +169,9 @@ class Batcher:
     async def _translate(self, jobs: list[Job], one_core: bool) -> None:
         begun, count, texts = monotonic(), max(job.count for job in jobs), [job.text for job in jobs]
         try:
-            results = await self.in_thread(lambda: translate_each(self.function, texts, count, one_core))
+            results = await self._in_thread(lambda: translate_each(self.function, texts, count, one_core))
+        except Exception as error:  # the thread cannot be started
+            results = [error] * len(jobs)
         finally:
             self.running -= 1
             self.free.release()

@@ -45,7 +45,11 @@ class Service:
     ):
         self.translator, self.limits, self.settings = translator, limits, settings
         self.source, self.targets = source, targets
-        self.batcher = Batcher(self._find_hypotheses, limits.queue, on_batch, translator.count_cores() or 1)
+        most = translator.count_cores() or 1
+        if most > 1:
+            translator.find_hypotheses([], one_thread=True)  # loads what batches on one core need
+        # torch sets the number of a thread's own threads when it is first asked for it: before a batch limits it.
+        self.batcher = Batcher(self._find_hypotheses, limits.queue, on_batch, most, translator.count_cores)
 
     def _find_hypotheses(self, texts: list[str], count: int, one_core: bool) -> list[list[Hypothesis]]:
         search = vars(replace(self.settings, num_return_sequences=count))
@@ -150,7 +154,7 @@ class Service:
 
         translator: Any = self.translator
         arguments = (translator.model, translator.tokenizer, text, hypotheses[0].text, translator.target_tokenizer)
-        maps = await self.batcher.in_thread(lambda: attention_maps(*arguments))
+        maps = await self.batcher.run_alone(lambda: attention_maps(*arguments))
         return {"source": maps.source, "target": maps.predicted, "weights": maps.cross[-1].mean(0).tolist()}
 
 

@@ -198,6 +198,7 @@ def test_the_parts_and_what_is_copied_make_up_the_text(coder, text: str, limit: 
         "| " * 50000 + "a",
         "。a" * 40000,
         "[x] " * 30000 + "a",
+        "[ ] " * 100000 + "a",
         "<i>" * 30000 + "a",
         "<i>a. " * 20000,
         "a *b. " * 20000,

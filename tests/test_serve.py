@@ -417,7 +417,7 @@ def run_batches(requests: list[tuple[list[str], int]]) -> tuple[list[list[list[H
         return echo(texts, count, one_core)
 
     async def run() -> list[list[list[Hypothesis]]]:
-        batcher = Batcher(translate, 10**6, lambda *numbers: None)
+        batcher = Batcher(translate, 10**6, lambda *numbers: None, most=1)
         async with batcher.open():
             return await asyncio.gather(*(batcher.translate(texts, count) for texts, count in requests))
 
@@ -477,9 +477,45 @@ def test_a_batch_alone_uses_all_cores_and_one_that_joins_it_uses_one():
     assert begun == [(["a"], False), (["b"], True)]
 
 
+def test_what_changes_the_model_runs_alone():
+    release, running = threading.Event(), []
+
+    def translate(texts: list[str], count: int, one_core: bool) -> list[list[Hypothesis]]:
+        running.extend(texts)
+        release.wait(60)
+        running.remove(texts[0])
+        return echo(texts, count, one_core)
+
+    async def run() -> list[Any]:
+        batcher = Batcher(translate, 10**6, lambda *numbers: None, most=2)
+        async with batcher.open(), asyncio.timeout(60):
+            first = asyncio.create_task(batcher.translate(["a"], 1))
+            while not running:
+                await asyncio.sleep(0.001)
+            alone = [asyncio.create_task(batcher.run_alone(lambda: [*running])) for _ in range(2)]
+            await asyncio.sleep(0.05)
+            second = asyncio.create_task(batcher.translate(["b"], 1))
+            await asyncio.sleep(0.05)
+            release.set()
+            return await asyncio.gather(first, *alone, second)
+
+    assert asyncio.run(run()) == [echo(["a"], 1, False), [], [], echo(["b"], 1, False)]
+
+
+def test_every_thread_is_started_before_the_first_batch():
+    started = []
+
+    async def run() -> None:
+        start = lambda: started.append(threading.get_ident())  # noqa: E731
+        async with Batcher(echo, 10, lambda *numbers: None, 3, start).open():
+            assert len(set(started)) == 3
+
+    asyncio.run(run())
+
+
 def test_a_request_larger_than_the_queue_is_accepted_if_the_queue_is_empty():
     async def run() -> None:
-        batcher = Batcher(echo, 10, lambda *numbers: None)
+        batcher = Batcher(echo, 10, lambda *numbers: None, most=1)
         async with batcher.open():
             large = asyncio.create_task(batcher.translate(["a" * 50], 1))
             await asyncio.sleep(0)

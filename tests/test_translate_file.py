@@ -213,6 +213,10 @@ WRAPPED = [
     ("Term\n: Its\n  meaning", ["Term", ": Its meaning"]),
     ("[MUSIC]\nANNA: Go\naway!", ["[MUSIC]", "ANNA: Go away!"]),
     ("~~~\nnever\nclosed", ["~~~", "never closed"]),
+    (
+        f"|{'x' * 90}|\n\nA book by somebody whose title\n    is long.",
+        [f"|{'x' * 90}|", "", "A book by somebody whose title is long."],
+    ),
 ]
 
 
@@ -247,6 +251,17 @@ def test_code_in_a_document_is_copied(words, work, tmp_path):
     assert lines_of(tmp_path / "out") == [one, *code, two, "", one]
     rows = [line.split("\t") for line in lines_of(tmp_path / "report")]
     assert {number for number, reason, *_ in rows if "split" in reason} == {"1", "9"}
+    main([*arguments, "--unwrap", "--max-source-length", "20", "--scores"])  # each text has one line
+    rows = [line.split("\t") for line in lines_of(tmp_path / "report")][len(rows) :]
+    assert len(lines_of(tmp_path / "out")) == 5
+    assert {number for number, reason, *_ in rows if "split" in reason} == {"1", "5"}
+
+
+def test_a_long_line_behind_code_is_named_by_its_number(words, tmp_path, capsys):
+    write_lines(tmp_path / "text", ["```", "code", "```", "x" * 100])
+    with pytest.raises(SystemExit):
+        main([*words(input=tmp_path / "text"), "--unwrap", "--max-characters", "50"])
+    assert "line 4 has 100 characters" in capsys.readouterr().err
 
 
 def test_a_wrapped_text_gives_a_line_for_each_paragraph(words, work, tmp_path):

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -37,7 +36,7 @@ from .options import (
 )
 from .programs import import_program, program_name
 from .translate_file import model_sha256, translate_file
-from .translate_lines import Columns, LineTranslator, append_report, number_chunks, split_into_chunks
+from .translate_lines import Columns, LineTranslator, append_report, split_into_chunks
 from .translator import Translator
 from .unwrap import unwrap_lines
 
@@ -272,15 +271,7 @@ def translate(
         folder = find_onnx_model(model, revision, dry_run, precision)
     else:
         folder = find_model(context, model, revision, dry_run)
-    if input != "-" and output != "-" and Path(output).exists() and check_file(input).samefile(output):
-        raise InputError(f"--output {output} is the input file; give another name")
-    in_parts = Path(input).is_file() and output != "-" and (Path(output).is_file() or not Path(output).exists())
-    if input != "-":
-        check_file(input)
-    if report is not None:  # refuse an impossible name before the translation
-        append_report(Path(report), [], [])
-    if in_parts and not Path(output).absolute().parent.is_dir():
-        raise InputError(f"--output {output}: the folder {Path(output).parent} does not exist")
+    in_parts = check_paths(input, output, report)
     translator = load_translator(folder, backend, device=device, dtype=dtype, threads=threads, precision=precision)
     settings = translator.change_search(
         num_beams=num_beams,
@@ -295,6 +286,7 @@ def translate(
     )
     several = num_return_sequences > 1
     columns = Columns(several, scores or several, alignments, keep_breaks=unwrap)  # a block of code has line breaks
+    # What a translation that is resumed must share.
     decisive = {"max_source_length": max_source_length, "split_sentences": split_sentences}
     decisive |= {"target_language": target_language, **vars(settings)}
     options = decisive | {"batch_tokens": batch_tokens, "workers": workers, "warn_ratio": warn_ratio}
@@ -306,18 +298,33 @@ def translate(
 
     if in_parts:
         about = {"model": model_sha256(translator.folder), "backend": backend, "dtype": dtype, "precision": precision}
-        about |= {"scores": scores, "alignments": alignments, "unwrap": unwrap, **decisive}
-        translate_file(partial(lines.translate, look_ahead=True), Path(input), Path(output), chunk_lines, about, read)
+        about |= {"scores": scores, "alignments": alignments, "unwrap": unwrap, "version": __version__, **decisive}
+        translate_file(lines, Path(input), Path(output), chunk_lines, about, read)
     else:
         is_typed = input == "-" and not unwrap
         chunks = read_arriving_lines(chunk_lines) if is_typed else split_into_chunks(read(input), chunk_lines)
-        numbered = number_chunks(chunks)
+        numbered = lines.number_chunks(chunks)
         with open_output(output) as out, closing(lines.translate(numbered, look_ahead=input != "-")) as translated:
             for chunk in translated:
                 out.writelines(chunk)
                 out.flush()
     if warning := lines.summary():
         typer.echo(f"warning: {warning}", err=True)
+
+
+def check_paths(input: str, output: str, report: str | None) -> bool:
+    """Refuse impossible names before the model is loaded. Return whether a file is translated to a file, in parts."""
+    if input != "-":
+        check_file(input)
+        if output != "-" and Path(output).exists() and Path(input).samefile(output):
+            raise InputError(f"--output {output} is the input file; give another name")
+    if report is not None:
+        append_report(Path(report), [], [])
+    in_parts = input != "-" and Path(input).is_file() and output != "-"
+    in_parts = in_parts and (Path(output).is_file() or not Path(output).exists())
+    if in_parts and not Path(output).absolute().parent.is_dir():
+        raise InputError(f"--output {output}: the folder {Path(output).parent} does not exist")
+    return in_parts
 
 
 def load_translator(folder: Path, backend: Any = "torch", **options: Any) -> Any:

@@ -154,8 +154,3 @@ def check_unicode(text: str, name: str) -> None:
 def remove_line_breaks(text: str) -> str:
     """Replace each run of line breaks by a space, so that one input line gives one output line."""
     return re.sub(r"[\r\n]+", " ", text)
-
-
-def count_lines(texts: list[str]) -> int:
-    """Return how many lines texts have: a block of code has several."""
-    return len(texts) + sum(text.count("\n") for text in texts)

@@ -487,11 +487,15 @@ def sentence_spans(text: str, sentences: bool = True) -> Iterator[tuple[int, int
 
 def strip_copied(line: str, first: int, last: int, with_tags: bool = True) -> tuple[int, int]:
     """Return the start and end of a sentence without the symbols, white space, numbers of items and tags around it."""
-    start, stop = first, last
+    start, stop, letter = first, last, -1  # the place of the next letter or digit after the item numbers
     while first < last:
+        number = ITEM_NUMBER.match(line, first, last)
+        if number and letter < number.end():
+            found = LETTER_OR_DIGIT.search(line, number.end(), last)
+            letter = found.start() if found else last
         if with_tags and (tag := TAG.match(line, first, last)):
             first = tag.end()
-        elif (number := ITEM_NUMBER.match(line, first, last)) and LETTER_OR_DIGIT.search(line, number.end(), last):
+        elif number and letter < last:
             first = number.end()
         elif (SYMBOLS.match(line, first) or line[first] == ">") and not OPTION.match(line, first):  # > quotes a line
             first += 1

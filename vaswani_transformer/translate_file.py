@@ -5,7 +5,7 @@ interruption, the same command translates the missing parts, and joins them all.
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,13 @@ from .atomic import atomic_file
 from .errors import BrokenFileError, InputError
 from .lines import open_output, read_lines
 from .model_folder import MODEL_FILES, files_sha256, read_json_object, write_json
-from .translate_lines import NumberedLines, number_chunks, split_into_chunks
+from .translate_lines import LineTranslator, NumberedLines, split_into_chunks
 
 ABOUT = "about.json"  # what the parts are a translation of
 
-# Chunks of lines -> their output, at least one line for each. The next chunk may be read before a translation is
-# yielded.
-Translate = Callable[[Iterable[NumberedLines]], Generator[list[bytes]]]
-
 
 def translate_file(
-    translate: Translate,
+    translator: LineTranslator,
     source: Path,
     output: Path,
     part_lines: int,
@@ -39,18 +35,18 @@ def translate_file(
     """
     folder = output.with_name(f"{output.name}.parts")
     claim_parts(folder, about | {"chunk_lines": part_lines, "input": files_sha256(source)})
-    parts: dict[Path, int] = {}  # and their numbers of lines
+    parts: dict[Path, int] = {}  # and how many texts each translates: it has as many lines, or more
     missing: deque[Path] = deque()  # parts that are being translated
 
     def read_missing() -> Iterator[NumberedLines]:
-        for lines, first in number_chunks(split_into_chunks(read(source), part_lines)):
+        for lines, first in translator.number_chunks(split_into_chunks(read(source), part_lines)):
             part = folder / f"part-{len(parts):07}"
             parts[part] = len(lines)
             if not part.is_file():
                 missing.append(part)
                 yield lines, first
 
-    with closing(translate(read_missing())) as translated:
+    with closing(translator.translate(read_missing(), look_ahead=True)) as translated:
         for lines in translated:
             with atomic_file(missing.popleft()) as file:
                 file.writelines(lines)

@@ -10,7 +10,7 @@ from typing import Any
 
 from .doubts import Doubt
 from .errors import InputError
-from .lines import count_lines, remove_line_breaks
+from .lines import remove_line_breaks
 from .translator import Hypothesis, MissingLanguageError, NotFiniteError, Translator, as_texts
 
 NumberedLines = tuple[list[str], int]  # and the number of the first line
@@ -20,8 +20,9 @@ NumberedLines = tuple[list[str], int]  # and the number of the first line
 class Columns:
     """What a line of output holds besides the translation, separated by tabs.
 
-    numbers: the number of the input line, in front.  scores: the score, in front of the translation
-    alignments: the word alignment, behind it.  keep_breaks: the translation keeps its line breaks, if it stands alone
+    numbers: the number of the line, in front.  scores: the score, in front of the translation
+    alignments: the word alignment, behind it
+    keep_breaks: a line without other columns keeps the line breaks of its translation: code in a document
     """
 
     numbers: bool = False
@@ -29,10 +30,14 @@ class Columns:
     alignments: bool = False
     keep_breaks: bool = False
 
+    @property
+    def breaks_lines(self) -> bool:
+        return self.keep_breaks and not (self.numbers or self.scores or self.alignments)
+
     def format(self, hypothesis: Hypothesis, number: int) -> bytes:
-        """Return the line of one translation.  number: of the input line"""
-        if not (self.numbers or self.scores or self.alignments):
-            return f"{hypothesis.text if self.keep_breaks else remove_line_breaks(hypothesis.text)}\n".encode()
+        """Return the line of one translation, and its number."""
+        if self.breaks_lines:
+            return f"{hypothesis.text}\n".encode()
         columns = [str(number)] if self.numbers else []
         columns += [f"{hypothesis.score:.6f}"] if self.scores else []
         columns.append(remove_line_breaks(hypothesis.text).replace("\t", " "))
@@ -72,9 +77,12 @@ class LineTranslator:
 
         def texts() -> Iterator[list[str]]:
             for lines, first in chunks:
-                checked = as_texts(lines, "line", self.max_characters, first)
-                numbers.append(number_lines(checked, first))
-                yield checked
+                numbers.append(self._number_lines(lines, first))
+                yield [
+                    text
+                    for line, number in zip(lines, numbers[-1], strict=True)
+                    for text in as_texts(line, "line", self.max_characters, number)
+                ]
 
         try:
             options = {"look_ahead": look_ahead, "doubts": doubts, "alignments": self.columns.alignments}
@@ -86,9 +94,24 @@ class LineTranslator:
                     numbered = zip(of_chunk, translations, strict=True)
                     yield [self.columns.format(each, number) for number, hypotheses in numbered for each in hypotheses]
         except NotFiniteError as error:
-            raise NotFiniteError(0, "line", numbers[0][error.index]) from None
+            raise NotFiniteError(0, "line", numbers[0][error.index]) from None  # found at the end of the oldest chunk
         except MissingLanguageError as error:
-            raise MissingLanguageError(0, "line", error.reason, numbers[-1][error.index]) from None
+            number = numbers[-1][error.index]  # found at the beginning of the newest chunk
+            raise MissingLanguageError(0, "line", error.reason, number) from None
+
+    def number_chunks(self, chunks: Iterable[list[str]]) -> Iterator[NumberedLines]:
+        """Yield chunks of lines, each with the number of its first line in the output."""
+        first = 1
+        for lines in chunks:
+            yield lines, first
+            first += sum(map(self._count_lines, lines))
+
+    def _number_lines(self, lines: list[str], first: int) -> list[int]:
+        """Return the number of each line in the output."""
+        return list(accumulate(map(self._count_lines, lines[:-1]), initial=first))
+
+    def _count_lines(self, line: str) -> int:
+        return 1 + line.count("\n") if self.columns.breaks_lines else 1
 
     def _report(self, doubts: list[Doubt], numbers: list[int]) -> None:
         self.counts.update(doubt.reason.split(" has ")[0] for doubt in doubts)
@@ -121,16 +144,3 @@ def split_into_chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
     lines = iter(lines)
     while chunk := list(islice(lines, size)):
         yield chunk
-
-
-def number_chunks(chunks: Iterable[list[str]]) -> Iterator[NumberedLines]:
-    """Yield chunks of lines, each with the number of its first line."""
-    first = 1
-    for lines in chunks:
-        yield lines, first
-        first += count_lines(lines)
-
-
-def number_lines(texts: list[str], first: int) -> list[int]:
-    """Return the number of the first line of each text."""
-    return list(accumulate((count_lines([text]) for text in texts[:-1]), initial=first))

@@ -263,8 +263,8 @@ class Translator(ABC):
     def _open_search(self, settings: SearchSettings, alignments: bool, is_shared: bool) -> BatchSearch:
         """Return a search for at most `num_return_sequences` hypotheses of each source, best first.
 
-        alignments: whether it returns the attention of their tokens;  is_shared: whether several threads will run it at
-            the same time
+        alignments: whether it returns the attention of their tokens
+        is_shared: whether searches in other threads run at the same time; each has one CPU thread then
         """
 
     @abstractmethod

@@ -1,5 +1,6 @@
 """Join the lines of a hard-wrapped document into paragraphs; its code, lists, tables and headings stay as they are."""
 
+import math
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
@@ -25,28 +26,28 @@ def unwrap_lines(lines: Iterable[str]) -> Iterator[str]:
 
     A block of code between fences is one text, with its line breaks; the lines of indented code stay apart. List items,
     headings, other quotations, lines after a line break of Markdown, and lines without a letter begin a line of their
-    own, and so does a line that is indented otherwise than the line before, if that had room for its first word: below
-    a heading of a manual page.
+    own. So does a line that is indented otherwise than the line before, if its first word had room there, as below a
+    heading of a manual page: no program wrapped it.
     """
     width = 0
     for block in split_into_blocks(lines):
-        width = max(width, *(len(line.rstrip()) for line in block))
         if find_fence(block[0]):
             yield "\n".join(block)
         elif len(block) == 1:
             yield block[0]
         else:
+            width = max(width, *(len(line.rstrip()) for line in block))
             yield from join_paragraphs(block, width)
 
 
 def split_into_blocks(lines: Iterable[str]) -> Iterator[list[str]]:
     """Yield blocks of code with their fences, runs of lines that have words, and each other line."""
     rest, block = iter(lines), list[str]()
-    unclosed = dict[str, int]()  # lengths of fences that nothing closes
+    unclosed = {"`": math.inf, "~": math.inf}  # lengths of fences that nothing closes
     while (line := next(rest, None)) is not None:
         fence = "" if block and is_underline(line, block[-1]) else find_fence(line)
         code = [line]
-        if fence and len(fence) < unclosed.get(fence[0], len(line) + 1):
+        if fence and len(fence) < unclosed[fence[0]]:
             closing = closing_fence(fence)
             for code_line in rest:
                 code.append(code_line)

@@ -70,7 +70,7 @@ class Workers:
         if is_shared not in self._searches:
             self._searches[is_shared] = self._open_search(is_shared)
         search = self._searches[is_shared]
-        if is_shared or search.blocks_signals:
+        if is_shared or search.blocks_signals:  # torch's number of threads is set in a thread of its own
             futures = [self._executor.submit(search.run, batch) for batch in batches]
             return (future.result() for future in futures)
         return map(search.run, batches)

@@ -303,13 +303,15 @@ export function sentenceSpans(text) {
 /** [start, end] of a sentence without the symbols, white space, numbers of items and tags around it. */
 function stripCopied(line, start, stop, withTags) {
   const text = line.slice(0, stop);
-  let [first, last] = [start, stop];
+  let [first, last, word] = [start, stop, -1]; // word: the place of the next letter or digit after the item numbers
   while (first < last) {
     const tag = withTags && search(TAG, text, first);
     const number = search(ITEM_NUMBER, text, first);
+    const end = number && first + number[0].length;
+    if (number && word < end) word = search(LETTER_OR_DIGIT, text, end)?.index ?? last;
     const letter = at(text, first);
     if (tag) first += tag[0].length;
-    else if (number && search(LETTER_OR_DIGIT, text, first + number[0].length)) first += number[0].length;
+    else if (number && word < last) first = end;
     else if ((SYMBOL.test(letter) || letter === ">") && !search(OPTION, line, first)) first += letter.length;
     else break;
   }
