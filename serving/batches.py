@@ -78,7 +78,7 @@ class Batcher:
     @asynccontextmanager
     async def open(self):
         """Translate batches until the block ends."""
-        meeting = Barrier(self.most)
+        meeting = Barrier(self.most, timeout=60)  # seconds; a thread that cannot be started breaks it
 
         def start() -> None:
             meeting.wait()  # until all threads run

@@ -265,14 +265,17 @@ def test_onnx_translates_from_the_hub(hub, exported, tmp_path, monkeypatch):
         Translator.from_pretrained(REPO, backend="onnx", precision="fp16")
 
 
-@pytest.mark.parametrize("fault", ["etag", "linked etag", "commit", "root", "info", "root info", "spelling", "tree"])
+@pytest.mark.parametrize(
+    "fault", ["etag", "dots", "linked etag", "commit", "root", "info", "root info", "spelling", "tree"]
+)
 def test_no_answer_leads_a_download_out_of_the_cache(hub, folder, tmp_path, monkeypatch, fault):
     """huggingface_hub names its files by hashes that the server sends."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "outside" / "cache"))
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
     push(folder, REPO, "--yes")
-    path = "/profile" if "root" in fault else "../../../.profile"
-    headers = {"etag": "ETag", "linked etag": "X-Linked-Etag", "commit": "X-Repo-Commit", "root": "X-Repo-Commit"}
+    path = {"dots": "WW..", "root": "/profile", "root info": "/profile"}.get(fault, "../../../.profile")
+    headers = {"etag": "ETag", "dots": "ETag", "linked etag": "X-Linked-Etag"}
+    headers |= {"commit": "X-Repo-Commit", "root": "X-Repo-Commit"}
     if fault in headers:
         hub.faults.append(Fault("HEAD", "/resolve/", times=9, headers={headers[fault]: path}))
     elif "info" in fault:

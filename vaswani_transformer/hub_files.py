@@ -224,7 +224,8 @@ def refuse_paths(response: Any) -> None:
             json.loads(response.read(), object_pairs_hook=collect)
     for found in hashes:
         name = found.removeprefix("W/").strip('"')  # a weak ETag
-        if re.search(r"[/\\]", name) or name in (".", ".."):
+        # huggingface_hub removes every leading W and / of an ETag.
+        if re.search(r"[/\\]", name) or found.strip('W/"') in (".", ".."):
             raise UnavailableError(
                 f"the answer of {response.request.url.host} has the hash {name!r:.80}, which is a path; this server is "
                 "not a Hub: check HF_ENDPOINT"

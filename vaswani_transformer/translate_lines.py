@@ -35,7 +35,7 @@ class Columns:
         return self.keep_breaks and not (self.numbers or self.scores or self.alignments)
 
     def format(self, hypothesis: Hypothesis, number: int) -> bytes:
-        """Return the line of one translation, and its number."""
+        """Return the line of output for a translation.  number: of that line"""
         if self.breaks_lines:
             return f"{hypothesis.text}\n".encode()
         columns = [str(number)] if self.numbers else []
