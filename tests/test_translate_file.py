@@ -12,6 +12,7 @@ from conftest import wait_until, write_lines
 from saved_model import ENGLISH, GERMAN, saved_model
 
 from vaswani_transformer import Translator
+from vaswani_transformer.atomic import machine_id
 from vaswani_transformer.cli import main
 from vaswani_transformer.doubts import Doubt, find_reasons
 from vaswani_transformer.translate_lines import append_report
@@ -93,6 +94,7 @@ def test_a_killed_translation_resumes_with_the_missing_parts(start, words, work,
     error = refused(main, words(**{"num-beams": 1}))
     assert "holds parts of another translation (num_beams was 4, is 1)" in error
     (parts / "notes").write_text("mine")
+    (parts / f".part-0000000.{machine_id()}-1.tmp").mkdir()  # as of a process that was killed just after part 0
     main(words())
     assert lines_of(tmp_path / "out") == work[1]
     assert [path.name for path in parts.iterdir()] == ["notes"], "files of others stay"
@@ -216,6 +218,7 @@ WRAPPED = [
         "-v, --verbose   Print more\n-q              Print nothing",
         ["-v, --verbose   Print more", "-q              Print nothing"],
     ),
+    ("It ends at (2106-02-07\n06:28:16 UTC)", ["It ends at (2106-02-07 06:28:16 UTC)"]),
     ("[window]\nThe dog\nruns", ["[window]", "The dog runs"]),
     ("[MUSIC]\nANNA: Go\naway!", ["[MUSIC]", "ANNA: Go away!"]),
     ("~~~\nnever\nclosed", ["~~~", "never closed"]),
@@ -263,6 +266,7 @@ COPIED = [
         ["        make -j 2 all tests and more"],
     ),
     ("Anna said:\n\n    The dog runs.\n\n    it barks and barks and barks\n\nYes.", []),  # a quotation
+    ("It prints:\n\n    name: of the file\n    size: in bytes", []),
     ("It can:\n\n    read files,\n    write files.", []),
     ("The output\n\n    lpstat is here", []),  # nothing announces code
     ("```\ncode\n```\n> ~~~\n> code\n> ~~~", ["```\ncode\n```", "> ~~~\n> code\n> ~~~"]),

@@ -14,15 +14,16 @@ from typing import NamedTuple
 from .sentences_vaswani_transformer import BLOCK_TAGS, SEPARATOR, closing_fence, is_underline
 
 BLOCK_TAG = rf"(?i:</?(?:{BLOCK_TAGS})(?![a-z0-9])[^<>]*>)"
-# A list item, heading, table, command, image, definition, field, speaker, time, row of columns or tag begins a line of
+# A list item, heading, table, command, image, definition, field, speaker, row of columns or tag begins a line of
 # its own.
 NEW_LINE = re.compile(
     r"""\s*(?:[-*+•‣◦·–—#|♪:]+\s|(?:\d{1,3}|[ivx]{2,4})[.)]\s|[A-Za-z]\)\s|\((?:\d{1,3}|[a-z]|[ivx]{2,4})\)\s|\||\$\s|>>>\s|\.\.\s
     |\[?!\[|\[[^\[\]]{1,100}\](?::\s|\s*\Z)|:\w[\w ]*:\s|[A-Z][A-Za-z-]{1,20}:\s
-    |\[?\d{1,4}[-:./]\d\d?\b\S*\s|\[\w+:|\S.*\s{3,}\S|<!--|"""
+    |\[\w+:|\S.*\s{3,}\S|<!--|"""
     rf"""{BLOCK_TAG})""",
     re.VERBOSE,
 )
+TIME = re.compile(r"\s*\[?\d{1,4}[-:./]\d\d?\b\S*\s")  # begins the lines of a log or a chat
 QUOTE = re.compile(r"(?:[ \t]{0,3}>)*")  # of an e-mail, or of Markdown
 # At the end of a line: a line break of Markdown, or a tag or comment of HTML that stands by itself.
 LINE_BREAK = re.compile(rf"(?:\x20\x20|\\|{BLOCK_TAG}|-->)\Z")
@@ -31,6 +32,7 @@ FULL_WIDTH_TEXT = 50  # characters of a line; subtitles and columns are narrower
 ALONE = re.compile(r"\s*(?:[#|]|(?:>\s*)*\[[^\[\]]{1,100}\]\s*\Z)")
 CODE_INDENTATION = 4
 CODE_SYMBOL = re.compile(r"[^\w\s'’-]|\d|(?<!\w)-")
+DEFINITION = re.compile(r"\w:\s")
 HEADING = re.compile(r"#{1,6}\s")
 FRONT_MATTER = {"---": ("---", "..."), "+++": ("+++",)}  # marks of its beginning and its end, in YAML and TOML
 FRONT_MATTER_KEY = re.compile(r"[\w-]+\s*[:=]")
@@ -150,14 +152,16 @@ def introduces_code(line: str) -> bool:
 def is_command(line: str, indent: int) -> bool:
     """Return whether a line is indented by four characters more than `indent`, and no sentence.
 
-    A sentence begins with a capital, ends in punctuation, or has five words without any symbol.
+    A sentence begins with a capital, ends in punctuation, defines a word, or has five words without any symbol.
     """
     if indentation(line) < indent + CODE_INDENTATION:
         return False
     code = line.strip()
     letter = next(filter(str.isalpha, code), "")
     is_sentence = code.endswith((".", ",", "!", "?")) or letter.lower() == letter.upper() or letter.isupper()
-    return not is_sentence and (len(code.split()) < 5 or CODE_SYMBOL.search(code) is not None)
+    return not (is_sentence or DEFINITION.search(code)) and (
+        len(code.split()) < 5 or CODE_SYMBOL.search(code) is not None
+    )
 
 
 class Fence(NamedTuple):
@@ -241,11 +245,13 @@ def is_short(line: str, width: int) -> bool:
 def join_paragraphs(block: list[str], width: int) -> Iterator[str]:
     """Yield a line for each paragraph of a block.  width: of the text, at which it was wrapped"""
     paragraph, before, quote_before = "", "", ""
+    are_timed = TIME.match(block[0])
     for line, is_code in zip(block, find_code(block), strict=True):
         quote = QUOTE.match(line)[0]  # pyright: ignore[reportOptionalSubscript]
         text = line[len(quote) :]
         is_indented = indentation(text) != indentation(before) and not NEW_LINE.match(before)
         begins = is_code or NEW_LINE.match(text) or (is_indented and has_room(quote_before + before, text, width))
+        begins = begins or (are_timed and TIME.match(text))
         begins = begins or quote.count(">") > 2 or quote.split() != quote_before.split()  # >>> is also Python's prompt
         end = "  " if line.endswith("  ") else ""
         begins = begins or (
