@@ -198,10 +198,10 @@ class OnnxTranslator(Translator):
     def _source_spans(self, text: str, prefix: str) -> list[Span | None]:
         return token_spans(self.tokenizer.encode(prefix + text), prefix)
 
-    def _open_search(self, settings: SearchSettings, alignments: bool, is_shared: bool) -> BatchSearch:
+    def _open_search(self, settings: SearchSettings, alignments: bool, one_thread: bool) -> BatchSearch:
         if alignments:
             self._check_attention(settings)
-        return OnnxSearch(self, settings, alignments, self._one_thread_session() if is_shared else self.session)
+        return OnnxSearch(self, settings, alignments, self._one_thread_session() if one_thread else self.session)
 
     def _check_attention(self, settings: SearchSettings) -> None:
         """Raise InputError unless the graph returns the attention of the translations."""
