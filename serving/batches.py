@@ -68,7 +68,7 @@ class Batcher:
         self.function, self.max_queue, self.on_batch, self.most = translate, max_queue, on_batch, most
         self.waiting: dict[Job, None] = {}  # in the order of arrival
         self.characters = 0  # of the waiting texts
-        self.seconds_per_character = 0.001  # a moving average
+        self.seconds_per_character = 0.001  # of a batch beside others, as all are while the queue is full; an average
         self.running = 0  # batches
         self.arrival, self.free, self.alone = asyncio.Event(), asyncio.Semaphore(most), asyncio.Lock()
         self.threads = ThreadPoolExecutor(most, thread_name_prefix="translate")
@@ -176,8 +176,9 @@ class Batcher:
                 job.future.set_exception(result)
             else:
                 job.future.set_result(result[: job.count])
-        rate = seconds / sum(job.characters for job in jobs)
-        self.seconds_per_character += 0.1 * (rate - self.seconds_per_character)
+        if one_thread or self.most == 1:
+            rate = seconds / sum(job.characters for job in jobs)
+            self.seconds_per_character += 0.1 * (rate - self.seconds_per_character)
         self.on_batch(len(jobs), sum(len(job.text) for job in jobs), seconds)
 
 
