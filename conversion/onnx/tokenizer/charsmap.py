@@ -1,8 +1,8 @@
 """Normalise characters as SentencePiece does: the normalizer `Precompiled` of the tokenizers library.
 
-A charsmap is a trie of strings with their replacements; NFKC alone has 225,000. The library looks up whole graphemes, as
-long as they have less than six bytes, and else single characters. It takes the shortest string with which the grapheme
-begins, and replaces all of the grapheme by it. So most strings are never found, among them all of Hangul's letters.
+A charsmap is a trie of strings with their replacements; that of NFKC has 225,000. The library looks up whole graphemes
+if they have less than six bytes, and otherwise single characters. It takes the shortest string with which the grapheme
+begins, and replaces the whole grapheme by it. So it never finds most strings, among them all composed letters of Hangul.
 """
 
 from typing import NamedTuple

@@ -42,8 +42,8 @@ class Spelling(NamedTuple):
             found.append("clean_up_tokenization_spaces true (tokenizer_config.json)")
         if found:
             raise InputError(
-                f"{folder / 'tokenizer.json'}: --text needs the decoder of a byte-level BPE or of SentencePiece, without "
-                f"fallback to bytes; this one has {'; '.join(found)}"
+                f"{folder / 'tokenizer.json'}: --text needs the decoder of a byte-level BPE or of a SentencePiece "
+                f"model without byte fallback; this one has {'; '.join(found)}"
             )
         vocabulary = content["model"]["vocab"]
         if isinstance(vocabulary, dict):

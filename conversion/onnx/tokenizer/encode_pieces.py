@@ -125,8 +125,8 @@ def find_pieces(op: GraphBuilder, codes: str, is_text: str, model: Unigram) -> t
 def find_cuts(op: GraphBuilder, pieces: Pieces, model: Unigram, begins: str) -> str:
     """Return the characters in front of which every path has a new piece, because no piece reaches over them.
 
-    Between them, paths are independent. Sums of scores of type float32, as all models of SentencePiece have, are exact in
-    float64, so that equal sums are equal wherever they begin; other scores are added from the beginning of a text.
+    Between them, paths are independent. The scores of SentencePiece are float32, whose sums are exact in float64: it
+    does not matter where they begin. Other scores are added from the beginning of a text, as in the library.
     """
     scores = np.array([model.unknown_score, *(score for _, score in model.pieces)])
     if (scores.astype(np.float32) != scores).any():

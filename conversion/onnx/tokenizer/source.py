@@ -1,7 +1,7 @@
 """What all tokenizers of sources have in common, and what tokenizer.json says of it.
 
-Fields are checked one by one, not compared with the JSON of an untrained tokenizer: converted tokenizers spell a missing
-suffix as "" or null, leave out defaults, and may have options without effect.
+Fields are checked one by one, not compared with the JSON of an untrained tokenizer: converted tokenizers spell a
+missing suffix as "" or null, leave out defaults, and may have options without effect.
 """
 
 from collections.abc import Callable

@@ -69,8 +69,8 @@ class Unigram(SourceTokenizer):
             found.append(f"pre_tokenizer {json.dumps(content['pre_tokenizer'])[:80]}")
         if found:
             raise InputError(
-                f"{folder / 'tokenizer.json'}: --text needs a unigram model of SentencePiece as `convert` writes it, or "
-                f"a byte-level BPE as `vaswani-transformer tokenizer` trains it; this one has {'; '.join(found)}"
+                f"{folder / 'tokenizer.json'}: --text needs a unigram model of SentencePiece as `convert` writes it, "
+                f"or a byte-level BPE as `vaswani-transformer tokenizer` trains it; this one has {'; '.join(found)}"
             )
         symbols = list_symbols(content)
         return cls(
