@@ -2,7 +2,7 @@
 
 A charsmap is a trie of strings with their replacements; that of NFKC has 225,000. The library looks up whole graphemes
 if they have less than six bytes, and otherwise single characters. It takes the shortest string with which the grapheme
-begins, and replaces the whole grapheme by it. So it never finds most strings, among them all composed letters of Hangul.
+begins, and replaces the whole grapheme by it. So it never finds most strings, among them the letters of Hangul.
 """
 
 from typing import NamedTuple
