@@ -64,7 +64,7 @@ class Unigram(SourceTokenizer):
         split = find_split(content.get("pre_tokenizer"))
         found = list_unsupported(content, settings)
         if steps or not marks_spaces:
-            found.append(f"normalizer {json.dumps(steps[:1])[:80]}" if steps else f"normalizer without {SPACE}")
+            found.append(f"normalizer {json.dumps(steps[0])[:80]}" if steps else f"normalizer without {SPACE}")
         if split is None:
             found.append(f"pre_tokenizer {json.dumps(content['pre_tokenizer'])[:80]}")
         if found:
