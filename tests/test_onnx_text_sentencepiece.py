@@ -68,12 +68,12 @@ def make_folder(kind: str, folder: Path) -> Path:
         two = kind == "two vocabularies"
         convert([str(opus_folder(folder / "theirs", [] if two else CODES, two)), str(folder / "model")])
         return folder / "model"
-    models = []
+    models: list[SentencePieceModel] = []
     for side, texts in (("source", ENGLISH), ("target", GERMAN)):
         options = {"vocab_size": 90, "hard_vocab_limit": False, "user_defined_symbols": ["<br>", "small"]}
         train_sentencepiece(texts * 20, folder / f"{side}.spm", **options)
         models.append(SentencePieceModel.read(folder / f"{side}.spm"))
-    save_tokenizer(folder / "model", *models, CODES)
+    save_tokenizer(folder / "model", models[0], models[1], CODES)
     return folder / "model"
 
 
@@ -178,7 +178,10 @@ def test_the_longest_string_is_found_at_each_character() -> None:
     text = "aabcabcd"
     length, number = build_trie([("a", 3), ("abc", 5), ("bc", 7), ("abcd!", 9)]).find_longest(op, "codes", "is_text")
     inputs = {"codes": (TensorProto.INT32, ["n"]), "is_text": (TensorProto.BOOL, ["n"])}
-    outputs = {"lengths": (length, TensorProto.INT64), "numbers": (number, TensorProto.INT32)}
+    outputs: dict[str, tuple[str, int]] = {
+        "lengths": (length, TensorProto.INT64),
+        "numbers": (number, TensorProto.INT32),
+    }
     codes, is_text = np.array([ord(letter) for letter in text], np.int32), np.arange(len(text)) != 5
     lengths, numbers = session_with(op, inputs, outputs).run(None, {"codes": codes, "is_text": is_text})
     assert lengths.tolist() == [1, 3, 2, 0, 1, 0, 0, 0]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.sentences_vaswani_transformer import choose_cleaning
@@ -74,7 +74,7 @@ class Unigram(SourceTokenizer):
             )
         symbols = list_symbols(content)
         return cls(
-            clean=choose_cleaning(Tokenizer.from_str(json.dumps(content)).normalizer),
+            clean=choose_cleaning(make_normalizer(content["normalizer"])),
             pieces=[(piece, score) for piece, score in content["model"]["vocab"]],
             unknown=content["model"]["unk_id"],
             charsmap=charsmap,
@@ -90,6 +90,12 @@ class Unigram(SourceTokenizer):
     @property
     def unknown_score(self) -> float:
         return min(score for _, score in self.pieces) - UNKNOWN_PENALTY
+
+
+def make_normalizer(content: Any) -> Any:
+    """Return a normalizer of tokenizer.json as an object of the library."""
+    empty = json.loads(Tokenizer(models.Unigram()).to_str())
+    return Tokenizer.from_str(json.dumps(empty | {"normalizer": content})).normalizer
 
 
 def list_unsupported(content: dict[str, Any], settings: dict[str, Any]) -> list[str]:
