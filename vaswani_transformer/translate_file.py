@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from .atomic import atomic_file
+from .atomic import atomic_file, remove_stale
 from .errors import BrokenFileError, InputError
 from .lines import open_output, read_lines
 from .model_folder import MODEL_FILES, files_sha256, read_json_object, write_json
@@ -82,6 +82,7 @@ def join_parts(parts: dict[Path, int], folder: Path, output: Path) -> None:
             out.write(content)
     for path in (*parts, folder / ABOUT):
         path.unlink()
+        remove_stale(path)  # of a process that was killed just after it had written the part
     if not any(folder.iterdir()):
         folder.rmdir()
 
