@@ -4,6 +4,7 @@ import functools
 import gzip
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +229,10 @@ def test_unsupported_tokenizers_are_refused_by_name(keys: list[str], value: Any,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pair", "language tokens", "two vocabularies"])
-def test_a_checkpoint_becomes_one_file_that_translates_texts(kind: str, tmp_path: Path) -> None:
+def test_a_checkpoint_becomes_one_file_that_translates_texts(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also by the code in its README."""
     checkpoint, codes = golden("hf-marian"), CODES if kind == "language tokens" else []
     if kind != "pair":
         checkpoint = opus_folder(tmp_path / "theirs", codes, kind == "two vocabularies")
@@ -244,3 +248,10 @@ def test_a_checkpoint_becomes_one_file_that_translates_texts(kind: str, tmp_path
         rows = reference.find_hypotheses(texts, split_sentences=False)
         assert translations.tolist() == [best.text for best, *_ in rows]
         assert scores == pytest.approx([best.score for best, *_ in rows], abs=1e-4)
+    (*_, example) = re.findall(r"```python\n(.*?)```", (tmp_path / "onnx/README.md").read_text("utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path / "onnx")
+    capsys.readouterr()
+    exec(example, {})
+    options = {"target_language": CODES[0]} if codes else {}
+    text = "The house is small. Hello!\n\n---\n\nGoodbye."
+    assert capsys.readouterr().out == f"{reference.translate(text, **options)[0]}\n"
