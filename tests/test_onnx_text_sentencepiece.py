@@ -200,7 +200,7 @@ UNSUPPORTED: list[tuple[list[str], Any, str]] = [
     (["model", "byte_fallback"], True, "model.byte_fallback true"),
     (["model", "unk_id"], None, "model.unk_id null"),
     (["model", "type"], "BPE", "needs a byte-level BPE"),
-    (["decoder"], {"type": "Metaspace"}, "decoder Metaspace"),
+    (["decoder"], {"type": "Metaspace", "replacement": "▁"}, "decoder Metaspace"),
     (["post_processor"], None, "post_processor None"),
     (["added_tokens"], [TOKEN | {"normalized": True}], "'>>deu<<' that is normalized"),
     (["added_tokens"], [TOKEN | {"lstrip": True}], "'>>deu<<' with lstrip"),

@@ -47,10 +47,9 @@ def encode_pieces(op: GraphBuilder, codes: str, is_text: str, rows: str, model: 
         codes, is_text, rows = model.charsmap.normalize(op, codes, is_text, rows)
     codes, is_text, rows = normalize_spaces(op, codes, is_text, rows, model)
     pieces, begins = find_pieces(op, codes, is_text, model)
-    is_cut = find_cuts(op, pieces, model, begins)
-    row = find_best_paths(op, pieces, is_cut)
+    row = find_best_paths(op, pieces, begins)
     start, id = (op.Squeeze(op.GatherElements(values, row, axis=0), [0]) for values in (pieces.starts, pieces.ids))
-    is_end = follow_paths(op, start, is_cut)
+    is_end = follow_paths(op, start, begins)
     is_unknown = op.And(is_text, op.Or(op.Less(id, np.int32(0)), op.Equal(id, np.int32(model.unknown))))
     own = op.Gather(model.list_ids_of_codes(), op.Where(is_text, np.int32(0), codes))
     ids = op.Where(is_text, op.Where(is_unknown, model.unknown, op.Cast(id, to=TensorProto.INT64)), own)
@@ -122,58 +121,42 @@ def find_pieces(op: GraphBuilder, codes: str, is_text: str, model: Unigram) -> t
     return Pieces(ids, op.Where(is_piece, op.Gather(scores, op.Max(ids, np.int32(0))), unknown), start), begins
 
 
-def find_cuts(op: GraphBuilder, pieces: Pieces, model: Unigram, begins: str) -> str:
-    """Return the characters in front of which every path has a new piece, because no piece reaches over them.
-
-    Between them, paths are independent. The scores of SentencePiece are float32, whose sums are exact in float64: it
-    does not matter where they begin. Other scores are added from the beginning of a text, as in the library.
-    """
-    scores = np.array([model.unknown_score, *(score for _, score in model.pieces)])
-    if (scores.astype(np.float32) != scores).any():
-        return begins
-    is_piece = op.Greater(pieces.scores, np.float64(-np.inf))
-    first = op.ReduceMin(op.Where(is_piece, pieces.starts, np.int64(2**62)), [0], keepdims=0)
-    # A piece from `first` to the end reaches over the characters between them: count those that it reaches.
-    nothing = op.Expand(0, op.Add(op.Shape(first), 1))
-    ones = op.Expand(1, op.Shape(first))
-    change = op.Sub(op.ScatterElements(nothing, op.Add(first, 1), ones, reduction="add"), op.Concat([0], ones, axis=0))
-    reaching = op.Slice(op.CumSum(change, 0), [0], [-1], [0])
-    return op.Equal(reaching, 0)
-
-
-def find_best_paths(op: GraphBuilder, pieces: Pieces, is_cut: str) -> str:
+def find_best_paths(op: GraphBuilder, pieces: Pieces, begins: str) -> str:
     """Return the row of the last piece of the best path to each character, (1, characters).
 
-    Of equally good paths, the library keeps the one whose last piece is the longest.
+    Scores are added in the order of the library, because the order decides between paths that differ in it alone, such
+    as `..` `.` and `.` `..`. Of equally good paths, it keeps the one whose last piece is the longest.
     """
 
     def add_up(op: GraphBuilder, best: str) -> str:
-        before = op.Where(is_cut, np.float64(0), shift(op, best, 1, np.float64(0)))
+        before = op.Where(begins, np.float64(0), shift(op, best, 1, np.float64(0)))
         return op.Add(op.Gather(before, pieces.starts), pieces.scores)
 
     body, known = GraphBuilder("text.paths.", op), "text.paths.known"
     better = body.ReduceMax(add_up(body, known), [0], keepdims=0)
     changes = body.ReduceMax(cast_to_int(body, body.Not(body.Equal(better, known))), keepdims=0)
     condition = body.Cast(changes, to=TensorProto.BOOL)
-    nothing = op.Expand(np.float64(-np.inf), op.Shape(is_cut))
+    nothing = op.Expand(np.float64(-np.inf), op.Shape(begins))
     (best,) = op.loop(body, {known: nothing}, [tensor_type(TensorProto.DOUBLE, 1)], condition, [better])
     return op.ArgMax(add_up(op, best), axis=0, keepdims=1, select_last_index=1)
 
 
-def follow_paths(op: GraphBuilder, start: str, is_cut: str) -> str:
+def follow_paths(op: GraphBuilder, start: str, begins: str) -> str:
     """Return the characters at which a piece of the best paths ends, bool (characters,).
 
     start: that of the last piece of the best path to each character
+
+    A place is in front of a character, or after the last one. In each iteration, twice as many pieces are followed.
     """
     body = GraphBuilder("text.ends.", op)
-    known = "text.ends.known"
+    names = known, back = "text.ends.known", "text.ends.back"
     nothing = op.Expand(0, op.Add(op.Shape(start), 1))
-    # The piece before ends in front of the start, so that its end has the same place in a longer vector.
-    reached = body.ScatterElements(nothing, start, cast_to_int(body, known), reduction="max")
-    reached = body.Cast(body.Slice(reached, [1], TO_THE_END, [0]), to=TensorProto.BOOL)
-    after = body.Or(known, reached)
-    changes = body.ReduceMax(cast_to_int(body, body.Xor(known, after)), keepdims=0)
+    reached = body.ScatterElements(nothing, back, known, reduction="max")
+    after = body.Max(known, reached)
+    changes = body.ReduceMax(body.Sub(after, known), keepdims=0)
     condition = body.Cast(changes, to=TensorProto.BOOL)
-    initial = {known: shift(op, is_cut, -1, True)}
-    (is_end,) = op.loop(body, initial, [tensor_type(TensorProto.BOOL, 1)], condition, [after])
-    return is_end
+    places = op.Concat(cast_to_int(op, begins), [1], axis=0), op.Concat([0], start, axis=0)
+    types = [tensor_type(TensorProto.INT64, 1)] * 2
+    following = [after, body.Gather(back, back)]
+    places, _ = op.loop(body, dict(zip(names, places, strict=True)), types, condition, following)
+    return op.Cast(op.Slice(places, [1], TO_THE_END, [0]), to=TensorProto.BOOL)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer
 
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.sentences_vaswani_transformer import choose_cleaning
@@ -73,9 +73,12 @@ class Unigram(SourceTokenizer):
                 f"or a byte-level BPE as `vaswani-transformer tokenizer` trains it; this one has {'; '.join(found)}"
             )
         symbols = list_symbols(content)
+        loaded = Tokenizer.from_str(json.dumps(content))
+        # The library reads a score with an error of one bit now and then; here they are as it has read them.
+        vocabulary = json.loads(loaded.to_str())["model"]["vocab"]
         return cls(
-            clean=choose_cleaning(make_normalizer(content["normalizer"])),
-            pieces=[(piece, score) for piece, score in content["model"]["vocab"]],
+            clean=choose_cleaning(loaded.normalizer),
+            pieces=[(piece, score) for piece, score in vocabulary],
             unknown=content["model"]["unk_id"],
             charsmap=charsmap,
             removes_extra_spaces=removes_extra_spaces,
@@ -90,12 +93,6 @@ class Unigram(SourceTokenizer):
     @property
     def unknown_score(self) -> float:
         return min(score for _, score in self.pieces) - UNKNOWN_PENALTY
-
-
-def make_normalizer(content: Any) -> Any:
-    """Return a normalizer of tokenizer.json as an object of the library."""
-    empty = json.loads(Tokenizer(models.Unigram()).to_str())
-    return Tokenizer.from_str(json.dumps(empty | {"normalizer": content})).normalizer
 
 
 def list_unsupported(content: dict[str, Any], settings: dict[str, Any]) -> list[str]:
