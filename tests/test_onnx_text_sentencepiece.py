@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from browser import NODE_MODULES, in_node
 from golden import SHARED, converted, golden, opus_folder, train_sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -131,11 +132,11 @@ def test_every_character_has_the_tokens_of_tokenizers() -> None:
     """Each stands between two letters, before and after an accent, and after a space."""
     characters = [chr(number) for number in range(0x110000) if not 0xD800 <= number < 0xE000]
     texts = [
-        " ".join(f"a{character}b {character}\u0301e\u0301{character}." for character in characters[first : first + 40])
-        for first in range(0, len(characters), 40)
+        " ".join(f"a{character}b {character}\u0301e\u0301{character}." for character in characters[first : first + 10])
+        for first in range(0, len(characters), 10)
     ]
-    for first in range(0, len(texts), 64):
-        normalised().check_ids(texts[first : first + 64])
+    for first in range(0, len(texts), 256):
+        normalised().check_ids(texts[first : first + 256])
 
 
 SCORES = {
@@ -248,6 +249,10 @@ def test_a_checkpoint_becomes_one_file_that_translates_texts(
         rows = reference.find_hypotheses(texts, split_sentences=False)
         assert translations.tolist() == [best.text for best, *_ in rows]
         assert scores == pytest.approx([best.score for best, *_ in rows], abs=1e-4)
+    if NODE_MODULES.is_dir():  # onnxruntime-web ends a text at U+0000
+        given = [text for text in texts if "\0" not in text]
+        found = in_node("translate_text.mjs", {"texts": given, "num_beams": 4}, tmp_path / "onnx")["translations"]
+        assert found == [best for text, best in zip(texts, translations.tolist(), strict=True) if "\0" not in text]
     (*_, example) = re.findall(r"```python\n(.*?)```", (tmp_path / "onnx/README.md").read_text("utf-8"), re.DOTALL)
     monkeypatch.chdir(tmp_path / "onnx")
     capsys.readouterr()
