@@ -29,7 +29,7 @@ from conversion.segmentation import NORMAL, USER_DEFINED, SentencePieceModel
 from conversion.vocabulary import Vocabulary
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER, sentence_spans
+from vaswani_transformer.sentences_vaswani_transformer import sentence_spans
 
 pytestmark = pytest.mark.timeout(1200)  # an export takes 20 seconds of an idle processor, and minutes of a busy one
 CODES = [">>deu<<", ">>de<<", ">>nld<<"]
@@ -238,14 +238,13 @@ def test_a_checkpoint_becomes_one_file_that_translates_texts(
     if kind != "pair":
         checkpoint = opus_folder(tmp_path / "theirs", codes, kind == "two vocabularies")
     export([str(checkpoint), str(tmp_path / "onnx"), "--text"])
-    assert (tmp_path / "onnx" / TARGET_TOKENIZER).is_dir() == (kind == "two vocabularies")
+    convert([str(checkpoint), str(tmp_path / "torch")])
     texts = [*ENGLISH, *(text[start:stop] for text in EDGE_CASES for start, stop in sentence_spans(text)), *GERMAN]
     texts = [f"{CODES[number % 3]} {text}" if codes else text for number, text in enumerate(texts)]
     session: Any = onnxruntime.InferenceSession(str(tmp_path / "onnx" / "model_text.onnx"))
     translations, scores = session.run(["translations", "scores"], {"text": np.array(texts, object)})
-    for backend in ("onnx", "torch"):
-        source = tmp_path / "onnx" if backend == "onnx" else checkpoint
-        reference = Translator.from_pretrained(source, backend=backend, device="cpu")
+    for backend in ("torch", "onnx"):
+        reference = Translator.from_pretrained(tmp_path / backend, backend=backend, device="cpu")
         rows = reference.find_hypotheses(texts, split_sentences=False)
         assert translations.tolist() == [best.text for best, *_ in rows]
         assert scores == pytest.approx([best.score for best, *_ in rows], abs=1e-4)
