@@ -35,13 +35,13 @@ def translate_file(
     """
     folder = output.with_name(f"{output.name}.parts")
     claim_parts(folder, about | {"chunk_lines": part_lines, "input": files_sha256(source)})
-    parts: dict[Path, int] = {}  # and how many texts each translates: it has as many lines, or more
+    parts: dict[Path, int] = {}  # and the lines that each has at least; with --n-best it has more
     missing: deque[Path] = deque()  # parts that are being translated
 
     def read_missing() -> Iterator[NumberedLines]:
         for lines, first in translator.number_chunks(split_into_chunks(read(source), part_lines)):
             part = folder / f"part-{len(parts):07}"
-            parts[part] = len(lines)
+            parts[part] = sum(map(translator.count_lines, lines))
             if not part.is_file():
                 missing.append(part)
                 yield lines, first

@@ -111,13 +111,14 @@ class LineTranslator:
         first = 1
         for lines in chunks:
             yield lines, first
-            first += sum(map(self._count_lines, lines))
+            first += sum(map(self.count_lines, lines))
 
     def _number_lines(self, lines: list[str], first: int) -> list[int]:
         """Return the number of each line in the output."""
-        return list(accumulate(map(self._count_lines, lines[:-1]), initial=first))
+        return list(accumulate(map(self.count_lines, lines[:-1]), initial=first))
 
-    def _count_lines(self, line: str) -> int:
+    def count_lines(self, line: str) -> int:
+        """Return the number of lines of output for the best translation of a line."""
         return 1 + line.count("\n") if self.columns.breaks_lines else 1
 
     def _report(self, doubts: list[Doubt], numbers: list[int]) -> None:
