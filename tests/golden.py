@@ -1,6 +1,7 @@
 """Tiny checkpoints of other toolkits, with the results of each toolkit (tests/fixtures; more in ../shared)."""
 
 import functools
+import io
 import json
 import shutil
 import tempfile
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
@@ -97,6 +99,17 @@ def converted(name: str) -> Golden:
     folder = Path(tempfile.mkdtemp()) / name
     main([str(golden(name)), str(folder)])
     return Golden(golden(name), folder)
+
+
+def train_sentencepiece(texts: list[str], file: Path, **options: Any) -> bytes:
+    """Train a SentencePiece model, write it to the file, and return its content."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=model, minloglevel=2, **options
+    )
+    file.write_bytes(model.getvalue())
+    return model.getvalue()
 
 
 def opus_folder(folder: Path, codes: list[str], two_vocabularies: bool) -> Path:

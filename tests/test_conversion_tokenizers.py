@@ -1,6 +1,5 @@
 """Tokenizers of converted models, compared with the libraries and algorithms that they come from."""
 
-import io
 import json
 import random
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from golden import converted, opus_folder
+from golden import converted, opus_folder, train_sentencepiece
 from safetensors.torch import load_file
 from saved_model import ENGLISH, GERMAN
 from transformers import MarianMTModel, MarianTokenizer
@@ -23,17 +22,6 @@ from vaswani_transformer.errors import InputError
 from vaswani_transformer.sentences_vaswani_transformer import LanguageTokens
 
 TEXTS = [*GERMAN, *ENGLISH, "  zwei  Räume ", "ﬁne ① Ωmega 漢字 x", "", "naïve—test…", "a b"]
-
-
-def train_sentencepiece(texts: list[str], file: Path, **options: Any) -> bytes:
-    """Train a SentencePiece model, write it to the file, and return its content."""
-    sentencepiece = pytest.importorskip("sentencepiece")
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_writer=model, minloglevel=2, **options
-    )
-    file.write_bytes(model.getvalue())
-    return model.getvalue()
 
 
 @pytest.mark.parametrize("byte_fallback", [False, True])

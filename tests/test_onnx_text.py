@@ -15,27 +15,25 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from saved_model import ENGLISH, GERMAN, already_exported, trained_tokenizer, untrained_model
+from saved_model import ENGLISH, GERMAN, already_exported, change_json, trained_tokenizer, untrained_model
 from searches import session_of
+from text_graphs import LETTERS, Halves
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_single_folder
 from conversion.onnx.graph_builder import GraphBuilder
-from conversion.onnx.tokenizer import add_tokenizer
+from conversion.onnx.tokenizer import add_tokenizer, load_text_tokenizer
 from conversion.onnx.tokenizer.bpe import SPELLING, ByteLevelBPE
-from conversion.onnx.tokenizer.decode import decode_texts
-from conversion.onnx.tokenizer.encode import encode_texts
 from conversion.onnx.verify_text import EDGE_CASES
 from vaswani_transformer import SearchSettings
 from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.onnx_translator import OnnxTranslator, graph_inputs
-from vaswani_transformer.sentences_vaswani_transformer import clean_text, sentence_spans
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER, clean_text, sentence_spans
 from vaswani_transformer.tokenization import train_tokenizer
 
 pytestmark = pytest.mark.timeout(1200)  # an export takes 20 seconds of an idle processor, and minutes of a busy one
-PAD, END = 1, 2
 SYMBOLS = ["<2de>", "<2de", "__NUM__", "⟦1⟧", "{Sd}", "'s'", "日", "a<2", "__"]
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -43,62 +41,18 @@ CASES: dict[str, dict[str, Any]] = {
     "symbols": {"symbols": SYMBOLS},
     "symbols in small letters": {"symbols": SYMBOLS, "lowercase": True},
 }
-# One of each kind that the tokenizer distinguishes.
-LETTERS = (
-    "abstmdrevlSTé'’ \t\n\r\0\x1c\x85\xa0\u2003\u2028019½²٣Ⅷ"
-    "!.-_</>İIẞσΣǅ日本🙂\u0301\u200d\u200c\u0645\u0915\xad\ufeff\u200b\ufffd\U0010ffff"
-)
 
 
-def session_with(op: GraphBuilder, inputs: dict[str, tuple], outputs: dict[str, tuple[str, int]]) -> Any:
-    """Open a graph of only these operators; outputs: name -> (value, type)"""
-    for name, (value, _) in outputs.items():
-        op.Identity(value, name=name)
-    given = [helper.make_tensor_value_info(name, *kind) for name, kind in inputs.items()]
-    results = [helper.make_tensor_value_info(name, kind, None) for name, (_, kind) in outputs.items()]
-    graph = op.model("part", given, results)
-    graph.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    return session_of(graph)
-
-
-class Halves:
-    """A tokenizer, and its two halves as graphs."""
-
-    def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerFast):
-        tokenizer.save_pretrained(folder)
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.tokenizer.encode_special_tokens = True
-        self.size = self.tokenizer.get_vocab_size()
-        bpe = ByteLevelBPE.read(folder)
-        op = GraphBuilder("text.")
-        ids, mask, only_space = encode_texts(op, "text", bpe, PAD)
-        kinds = {"ids": (ids, TensorProto.INT64), "mask": (mask, TensorProto.INT64), "blank": (only_space, 9)}
-        self.first = session_with(op, {"text": (TensorProto.STRING, ["batch"])}, kinds)
-        op = GraphBuilder("translation.")
-        text = decode_texts(op, "ids", bpe, self.size)
-        inputs = {"ids": (TensorProto.INT64, ["batch", "length"])}
-        self.second = session_with(op, inputs, {"texts": (text, TensorProto.STRING)})
-
-    def check_ids(self, texts: list[str]) -> None:
-        """Check that all texts have the tokens of the package tokenizers; name the first that differs."""
-        ids, mask, blank = self.first.run(None, {"text": np.array(texts, object)})
-        for text, row, flags, is_blank in zip(texts, ids, mask, blank, strict=True):
-            expected = self.tokenizer.encode(text).ids
-            rest = len(row) - len(expected)
-            assert row.tolist() == expected + [PAD] * rest, repr(text)
-            assert flags.tolist() == [1] * len(expected) + [0] * rest
-            assert is_blank == (not any(letter.isalnum() for letter in text))
-
-    def check_texts(self, ids: list[list[int]]) -> None:
-        expected = self.tokenizer.decode_batch(ids, skip_special_tokens=True)
-        assert self.second.run(None, {"ids": np.array(ids)})[0].tolist() == expected
+def halves_of(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Halves:
+    tokenizer.save_pretrained(folder)
+    return Halves(folder)
 
 
 @pytest.fixture(scope="module")
 def halves(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Halves]:
     texts = [*ENGLISH, *GERMAN, "1987 " * 9, "it's we'll 's 1 22 333 日本日本 🙂🙂 a  b   c"] * 2
     tokenizers = {name: train_tokenizer(texts, 310, **changes) for name, changes in CASES.items()}
-    return {name: Halves(tmp_path_factory.mktemp("tokenizer"), tokenizer) for name, tokenizer in tokenizers.items()}
+    return {name: halves_of(tmp_path_factory.mktemp("tokenizer"), tokenizer) for name, tokenizer in tokenizers.items()}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -154,7 +108,7 @@ def test_merges_follow_rank_then_position(
         eos_token="</s>",
         split_special_tokens=True,
     )
-    halves = Halves(tmp_path, tokenizer)
+    halves = halves_of(tmp_path, tokenizer)
     assert ByteLevelBPE.read(tmp_path).is_in_order() == in_order
     halves.check_ids(["abcabc", "abcabcabc", "aabcbcabca", "ababc", "a" * 30, "aaa aaaab"])
     chance = random.Random(0)
@@ -165,7 +119,7 @@ def test_merges_follow_rank_then_position(
 def test_contractions_are_separate_words(tmp_path: Path) -> None:
     forms = ["'s", "'t", "'m", "'d", "'re", "'ve", "'ll"]
     tokenizer = train_tokenizer([f"x{form} x{form}y" for form in forms] * 9, 271)
-    Halves(tmp_path, tokenizer).check_ids([f"x{form} x{form}y '{form}" for form in forms])
+    halves_of(tmp_path, tokenizer).check_ids([f"x{form} x{form}y '{form}" for form in forms])
     assert all(len(tokenizer(form)["input_ids"]) == 2 for form in forms)
 
 
@@ -179,7 +133,7 @@ UNSUPPORTED: list[tuple[list[str], Any, str]] = [
         [{"type": "Strip", "strip_left": True, "strip_right": True}],
         "normalizer Sequence",
     ),
-    (["model"], {"type": "Unigram", "vocab": []}, "model Unigram"),
+    (["model"], {"type": "WordLevel", "vocab": {}}, "model WordLevel"),
     (["model", "dropout"], 0.1, "model.dropout 0.1"),
     (["model", "unk_token"], "<unk>", 'model.unk_token "<unk>"'),
     (["model", "continuing_subword_prefix"], "##", 'model.continuing_subword_prefix "##"'),
@@ -194,7 +148,7 @@ UNSUPPORTED: list[tuple[list[str], Any, str]] = [
     (["post_processor"], None, "post_processor"),
     (["post_processor", "special_tokens", "</s>", "ids"], [2, 2], "post_processor"),
     (["added_tokens"], [{"id": 2, "content": "zz", "special": False, "lstrip": True}], "'zz' with lstrip"),
-    (["added_tokens"], [{"id": 2, "content": "z\nz", "special": False}], "with a line feed"),
+    (["added_tokens"], [{"id": 2, "content": "zz", "special": False, "rstrip": True}], "'zz' with rstrip"),
     (["split_special_tokens"], False, "split_special_tokens"),
     (["clean_up_tokenization_spaces"], True, "clean_up_tokenization_spaces"),
 ]
@@ -210,7 +164,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("keys", "value", "named"), UNSUPPORTED, ids=str)
 def test_unsupported_tokenizers_are_refused_by_name(folder: Path, keys: list[str], value: Any, named: str) -> None:
-    ByteLevelBPE.read(folder)
+    load_text_tokenizer(folder)
     is_setting = keys[0] in ("split_special_tokens", "clean_up_tokenization_spaces")
     path = folder / ("tokenizer_config.json" if is_setting else "tokenizer.json")
     part = content = json.loads(path.read_text())
@@ -218,8 +172,8 @@ def test_unsupported_tokenizers_are_refused_by_name(folder: Path, keys: list[str
         part = part[key]
     part[keys[-1]] = value
     path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match="tokenizer.json: --text needs a byte-level BPE") as error:
-        ByteLevelBPE.read(folder)
+    with pytest.raises(InputError, match="tokenizer.json: --text needs ") as error:
+        load_text_tokenizer(folder)
     assert named in str(error.value)
 
 
@@ -231,10 +185,10 @@ def test_a_sequence_of_one_step_equals_the_step(folder: Path) -> None:
     assert ByteLevelBPE.read(folder) == expected
 
 
-def test_two_vocabularies_are_a_one_line_error(folder: Path, refused: Any) -> None:
-    shutil.copytree(folder, folder / "target_tokenizer", ignore=shutil.ignore_patterns("model*"))
+def test_an_unsupported_tokenizer_is_a_one_line_error_before_the_export(folder: Path, refused: Any) -> None:
+    change_json(folder / "tokenizer.json", pre_tokenizer=None)
     error = refused(main, [folder, folder.parent / "out", "--text"])
-    assert "one vocabulary for both languages" in error and error.count("\n") == 1
+    assert "--text needs a byte-level BPE" in error and "pre_tokenizer null" in error and error.count("\n") == 1
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
@@ -254,7 +208,7 @@ def echo() -> onnx.ModelProto:
 
 def test_text_survives_a_search_that_copies_its_source(folder: Path) -> None:
     """Byte-level BPE loses nothing of a cleaned text, with both halves around a graph that changes no id."""
-    complete = add_tokenizer(echo(), ByteLevelBPE.read(folder), untrained_model())
+    complete = add_tokenizer(echo(), load_text_tokenizer(folder), untrained_model())
     onnx.checker.check_model(complete)
     session = session_of(complete)
     assert [value.name for value in session.get_inputs()] == ["text"]
@@ -267,6 +221,15 @@ def test_text_survives_a_search_that_copies_its_source(folder: Path) -> None:
     assert translations.tolist() == expected
     lengths = [len(row) for row in trained_tokenizer()(texts)["input_ids"]]
     assert scores.tolist() == [0 if empty else length for length, empty in zip(lengths, blank, strict=True)]
+
+
+def test_translations_have_the_words_of_the_target_vocabulary(folder: Path) -> None:
+    """The graph around the tokenizers changes no id."""
+    train_tokenizer(GERMAN * 9, 300).save_pretrained(folder / TARGET_TOKENIZER)
+    session = session_of(add_tokenizer(echo(), load_text_tokenizer(folder), untrained_model()))
+    target = Tokenizer.from_file(str(folder / TARGET_TOKENIZER / "tokenizer.json"))
+    expected = target.decode_batch(trained_tokenizer()(ENGLISH)["input_ids"])
+    assert session.run(["translations"], {"text": np.array(ENGLISH, object)})[0].tolist() == expected != ENGLISH
 
 
 # ---- with a search ---------------------------------------------------------------------------------------------
@@ -338,7 +301,7 @@ def test_an_export_with_wrong_texts_leaves_no_files(
 @pytest.mark.parametrize("changes", [{}, {"lowercase": True, "split_digits": True}], ids=str)
 def test_every_unicode_character_has_the_tokens_of_tokenizers(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Each stands between a letter and a number, after one space, and between two spaces and a full stop."""
-    halves = Halves(tmp_path, train_tokenizer([*ENGLISH, *GERMAN], 300, **changes))
+    halves = halves_of(tmp_path, train_tokenizer([*ENGLISH, *GERMAN], 300, **changes))
     characters = [chr(number) for number in range(0x110000) if not 0xD800 <= number < 0xE000]
     texts = [
         " ".join(f"a{character}1 {character}  {character}." for character in characters[first : first + 40])

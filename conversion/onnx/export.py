@@ -32,7 +32,7 @@ from .readme import write_readme
 from .rewrite import walk_graphs
 from .single_graph import default_inputs, export_single_graph
 from .split import export_split
-from .tokenizer import add_tokenizer, load_byte_level_bpe
+from .tokenizer import add_tokenizer, load_text_tokenizer
 from .triton import arrange_for_triton
 from .verify import verify
 from .verify_split import verify_split
@@ -77,7 +77,7 @@ def export_single_folder(
         model = load_model(source, device="cpu", dtype=torch.float32)
         tokenizer = check_and_load_tokenizer(source, model, required=lines is not None)
         encoded = None if lines is None else tokenize_sentences(lines, tokenizer, model, str(sentences))
-        bpe = load_byte_level_bpe(model_folder, model) if text else None
+        text_tokenizer = load_text_tokenizer(model_folder) if text else None
         on_stage("exporting the model")
         graph = export_single_graph(half_if_fp16(model, precision), attention, repetition)
         required = {} if defaults else default_inputs(model, repetition)
@@ -85,16 +85,16 @@ def export_single_folder(
         on_stage("writing the graphs")
         path = unfinished / "model.onnx"
         write_graph(graph, path, precision)
-        if bpe is not None:
+        if text_tokenizer is not None:
             onnx.load_external_data_for_model(graph, str(unfinished))  # `save` may have moved the weights out
-            save(add_tokenizer(graph, bpe, model), unfinished / "model_text.onnx")
+            save(add_tokenizer(graph, text_tokenizer, model), unfinished / "model_text.onnx")
         del graph  # may have gigabytes
         on_stage("comparing with torch")
         reports = [verify(path, model, precision)]
         if encoded is not None:
             reports.append(time_sentences(path, model, encoded, precision))
         if text:
-            reports.append(verify_text(unfinished, model, tokenizer, lines or []))
+            reports.append(verify_text(unfinished, model, source, lines or []))
         copy_files(model_folder, unfinished, model, precision)
         if triton:
             arrange_for_triton(unfinished, "model_text.onnx" if text else "model.onnx")

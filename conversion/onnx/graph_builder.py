@@ -24,6 +24,7 @@ OPSET = 20
 NO_TRIP_LIMIT = 2**63 - 1
 # Number of elements. Smaller matrices are not weights: they are stored although their transpose is.
 SMALLEST_WEIGHT = 1024
+BLOCK = 256  # of tables for all characters; equal blocks are stored once
 TO_THE_END = [2**31]  # of a Slice: larger than any size
 
 
@@ -149,18 +150,20 @@ class GraphBuilder:
         types: list[TypeProto],
         condition: str,
         next_values: list[str],
+        collected: dict[str, TypeProto] | None = None,
     ) -> list[str]:
         """Run the body once, repeat it while `condition` is true at its end, and return the final values.
 
         initial_values: by name of the loop variable in the body;  types: the types of the loop variables
         condition, next_values: names in the body
+        collected: names in the body, with their types, whose values in all iterations are returned as well, stacked
         """
         flag = tensor_type(TensorProto.BOOL, 0)
         counter = {self.new_name(): tensor_type(TensorProto.INT64, 0), self.new_name(): flag}
         inputs = counter | dict(zip(initial_values, types, strict=True))
-        outputs = {condition: flag} | dict(zip(next_values, types, strict=True))
+        outputs = {condition: flag} | dict(zip(next_values, types, strict=True)) | (collected or {})
         graph = body.graph(outputs, inputs)
-        final = [self.new_name() for _ in initial_values]
+        final = [self.new_name() for _ in (*initial_values, *(collected or ()))]
         inputs = [self.constant(NO_TRIP_LIMIT), self.constant(True), *initial_values.values()]
         self.nodes.append(helper.make_node("Loop", inputs, final, body=graph))
         return final
@@ -253,3 +256,61 @@ def pad_rows(op: GraphBuilder, ids: str, rows: str, batch: str, filler: int) -> 
 
 def cast_to_int(op: GraphBuilder, flags: str) -> str:
     return op.Cast(flags, to=TensorProto.INT64)
+
+
+def select(op: GraphBuilder, values: str, flags: str) -> str:
+    """Return the values whose flags are true, (n,);  values and flags have the same shape"""
+    return op.Compress(op.Reshape(values, [-1]), op.Reshape(flags, [-1]))
+
+
+def repeat(op: GraphBuilder, values: str, flags: str) -> str:
+    """Repeat each value once per true flag;  values: (n,), flags: (n, k)"""
+    return select(op, op.Expand(op.Unsqueeze(values, [1]), op.Shape(flags)), flags)
+
+
+def look_up(op: GraphBuilder, table: np.ndarray, codes: str) -> str:
+    """Return table[codes], and store equal blocks of the table once."""
+    blocks: dict[bytes, int] = {}
+    rows = table.reshape(-1, BLOCK)
+    starts = [blocks.setdefault(row.tobytes(), len(blocks) * BLOCK) for row in rows]
+    start = op.Gather(np.array(starts, np.int32), op.Div(codes, np.int32(BLOCK)))
+    stored = np.frombuffer(b"".join(blocks), table.dtype)
+    return op.Gather(stored, op.Add(start, op.BitwiseAnd(codes, np.int32(BLOCK - 1))))
+
+
+def spread(op: GraphBuilder, lengths: str) -> tuple[str, str]:
+    """Return, for each element of sequences that are concatenated, its sequence and its place there, from 0.
+
+    lengths: int64 (sequences,), of which one is not 0
+    """
+    numbers = op.Range(0, op.Squeeze(op.Shape(lengths)), 1)
+    is_any = op.Greater(lengths, 0)
+    numbers, lengths = op.Compress(numbers, is_any), op.Compress(lengths, is_any)
+    begin, total = op.CumSum(lengths, 0, exclusive=1), op.ReduceSum(lengths)
+    first = op.ScatterElements(op.Expand(0, total), begin, op.Expand(1, op.Shape(lengths)))
+    sequence = op.Sub(op.CumSum(first, 0), 1)
+    within = op.Sub(op.Range(0, op.Squeeze(total), 1), op.Gather(begin, sequence))
+    return op.Gather(numbers, sequence), within
+
+
+def nearest(op: GraphBuilder, values: str, is_skipped: str, filler: Any) -> tuple[str, str]:
+    """Return, for each element of a vector, the last value before and the first after it that are not skipped.
+
+    An element that is not skipped is the last one before itself. filler: the value beyond both ends
+    """
+    kept = op.Compress(values, op.Not(is_skipped))
+    count = op.CumSum(cast_to_int(op, op.Not(is_skipped)), 0)
+    before = op.Gather(op.Concat([filler], kept, axis=0), count)
+    after = op.Gather(op.Concat(kept, [filler], axis=0), count)
+    return before, after
+
+
+def find_ends(op: GraphBuilder, is_blank: str, is_text: str) -> str:
+    """Return which blank characters are at the beginning or end of a text."""
+    before, after = nearest(op, is_text, is_blank, False)
+    return op.And(is_blank, op.Not(op.And(before, after)))
+
+
+def has_flag(op: GraphBuilder, flags: str, flag: int) -> str:
+    """Return which elements of a uint8 tensor have this bit."""
+    return op.Cast(op.BitwiseAnd(flags, np.uint8(flag)), to=TensorProto.BOOL)

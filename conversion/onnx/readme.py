@@ -54,7 +54,8 @@ def write_readme(
     scalar = "scalar" if required else "scalar, optional"
     languages = LanguageTokens(Tokenizer.from_file(str(folder / "tokenizer.json")))
     token = f"{languages.tokens[0]} " if languages.are_needed else ""
-    tagged = f'[piece and f"{token}{{piece}}" for piece in pieces[::2]]  # the language token in front of each'
+    # In front of each sentence; without a token, the graph copies what has no letter or digit.
+    tagged = f'[f"{token}{{piece}}" if re.search(r"[^\\W_]", piece) else piece for piece in pieces[::2]]'
     values = {
         "token": token,
         "language_note": describe_tokens(languages),

@@ -10,10 +10,11 @@ import torch
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
+from vaswani_transformer.model_folder import ModelFolder
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE
 from vaswani_transformer.onnx_translator import graph_inputs, has_repetition
 from vaswani_transformer.search_vaswani_transformer import SearchSettings
-from vaswani_transformer.sentences_vaswani_transformer import choose_cleaning
+from vaswani_transformer.sentences_vaswani_transformer import LanguageTokens, choose_cleaning
 
 from .tokenizer import FIXED_INPUT
 from .verify import (
@@ -45,6 +46,9 @@ EDGE_CASES = [
     "it's we'll I'M 'd ''s they're'nt",
     "3.14 1,000 ½ ٣ Ⅷ x2y",
     "From 1987 to 2024 1234567890 people, 20000 of them in 1990.",
+    "Cafe\u0301 Zu\u0308rich A\u030a\u0301 \u212b\u0301, \u0438\u0306 \u03b1\u0301\u0345",
+    "\u0639\u064e\u0631\u064e\u0628\u0650\u064a \u0915\u093c\u094d\u0937 \u304b\u3099 \u1112\u1161\u11ab",
+    "ＡＢｃ １２ ｶﾞ ﬁ ½ ™ ㎏ ﷺ ᵃ « …»",
     "null \0 and \x1f, \ufffd \U0010ffff",
     "a" * 40,
 ]
@@ -96,17 +100,20 @@ def time_sentences(path: Path, model: Model, sentences: list[list[int]], precisi
     )
 
 
-def verify_text(folder: Path, model: Model, tokenizer: Any, lines: list[str]) -> str:
+def verify_text(folder: Path, model: Model, source: ModelFolder, lines: list[str]) -> str:
     """Translate texts with both files and return a report. Raises ProofError.
 
+    source: the folder that was exported, for its tokenizers
     lines: texts besides EDGE_CASES; texts with more tokens than learned positions are skipped
     """
     by_ids, by_text = (open_session(folder / name) for name in ("model.onnx", "model_text.onnx"))
     search = SearchSettings.from_generation_config(model.generation_config.to_dict())
     pad = cast(int, model.config.pad_token_id)
     positions = model.config.learned_positions or math.inf
-    clean = choose_cleaning(tokenizer.backend_tokenizer.normalizer)
-    encoded = [(text, tokenizer(clean(text), verbose=False)["input_ids"]) for text in [*EDGE_CASES, *lines]]
+    clean = choose_cleaning(source.tokenizer.normalizer)
+    tagged = [f"{token} {text}" for token in LanguageTokens(source.tokenizer).tokens[:1] for text in EDGE_CASES]
+    texts = [*EDGE_CASES, *tagged, *lines]
+    encoded = [(text, source.tokenizer.encode(clean(text)).ids) for text in texts]
     encoded = [(text, ids) for text, ids in encoded if len(ids) <= positions]
     different = []
     for i in range(0, len(encoded), BATCH):
@@ -116,7 +123,7 @@ def verify_text(folder: Path, model: Model, tokenizer: Any, lines: list[str]) ->
         found = zip(*(output.tolist() for output in by_text.run(["translations", "scores"], inputs)), strict=True)
         sequences, scores = run(by_ids, pad_batch(ids, pad), search)
         for text, (ours, our_score), row, score in zip(texts, found, sequences[:, 0], scores[:, 0], strict=True):
-            expected = tokenizer.decode(row.tolist(), skip_special_tokens=True)
+            expected = source.target_tokenizer.decode(row.tolist(), skip_special_tokens=True)
             is_copied = not any(letter.isalnum() for letter in text)
             if is_copied or score <= VALID_ABOVE:
                 expected, score = text if is_copied else "", 0.0

@@ -6,52 +6,63 @@
 It needs ONNX Runtime and no other file. Two operators are ONNX Runtime extensions, not standard ones (see encode.py),
 so it does not replace `model.onnx`.
 
-bpe.py      read tokenizer.json;  tables of characters and merges
-encode.py   texts -> token ids
-decode.py   token ids -> texts
+source.py           what tokenizers of sources have in common;  bpe.py, unigram.py: the two kinds
+encode.py           texts -> token ids;  encode_bytes.py, encode_pieces.py: the parts of the two kinds
+decode.py           token ids -> texts
+characters.py, trie.py, charsmap.py: tables of characters, strings and replacements, with their operators
 """
 
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
+from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE, target_vocab_size
 from vaswani_transformer.search_vaswani_transformer import SearchSettings
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
 from ..graph_builder import GraphBuilder
 from .bpe import ByteLevelBPE
-from .decode import decode_texts
+from .decode import Spelling, decode_texts
 from .encode import encode_texts
+from .source import SourceTokenizer, read_type
+from .unigram import Unigram
 
 FIXED_INPUT = "num_return_sequences"  # a constant here: 1
 
 
-def load_byte_level_bpe(folder: Path, model: Model) -> ByteLevelBPE:
-    """Read the tokenizer of a model folder. Raises InputError naming what the operators do not support."""
-    if (folder / TARGET_TOKENIZER).is_dir() or target_vocab_size(model.config) != model.config.vocab_size:
-        raise InputError(f"{folder}: --text needs one vocabulary for both languages; this model has two")
-    if not (folder / "tokenizer.json").exists():
-        raise InputError(f"{folder / 'tokenizer.json'}: no such file; --text builds it into the graph")
-    return ByteLevelBPE.read(folder)
+class TextTokenizer(NamedTuple):
+    source: SourceTokenizer
+    target: Spelling
 
 
-def add_tokenizer(graph: ModelProto, bpe: ByteLevelBPE, model: Model) -> ModelProto:
+def load_text_tokenizer(folder: Path) -> TextTokenizer:
+    """Read the tokenizers of a model folder. Raises InputError naming what the operators do not support."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise InputError(f"{path}: no such file; --text builds it into the graph")
+    kind = read_type(read_json_object(path, "model").get("model"))
+    source = (Unigram if kind == "Unigram" else ByteLevelBPE).read(folder)
+    target = folder / TARGET_TOKENIZER
+    return TextTokenizer(source, Spelling.read(target if target.is_dir() else folder))
+
+
+def add_tokenizer(graph: ModelProto, tokenizer: TextTokenizer, model: Model) -> ModelProto:
     """Add the tokenizer to the single graph in place, so that its input and output are strings."""
     search = graph.graph
     for node in search.node:  # free the name "scores" for the new output
         for values in (node.input, node.output):
             values[:] = ["search.scores" if name == "scores" else name for name in values]
     before, after = GraphBuilder("text."), GraphBuilder("translation.")
-    ids, mask, is_blank = encode_texts(before, "text", bpe, cast(int, model.config.pad_token_id))
+    ids, mask, is_blank = encode_texts(before, "text", tokenizer.source, cast(int, model.config.pad_token_id))
     before.Identity(ids, name="input_ids")
     before.Identity(mask, name="attention_mask")
     sequences, scores = (after.Gather(name, 0, axis=1) for name in ("sequences", "search.scores"))
-    texts = decode_texts(after, sequences, bpe, model.config.vocab_size)
+    texts = decode_texts(after, sequences, tokenizer.target, target_vocab_size(model.config))
     # As in Translator, a text without a letter or digit is copied, and a text without any hypothesis has an empty
     # translation.
     has_translation = after.And(after.Greater(scores, np.float32(VALID_ABOVE)), after.Not(is_blank))

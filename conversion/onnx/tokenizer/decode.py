@@ -4,49 +4,56 @@ A line feed ends every text, so that no row is empty and no character continues 
 hold one byte each; strings that leave the graph are valid UTF-8.
 """
 
+import json
+from pathlib import Path
+from typing import NamedTuple
+
 import numpy as np
 from onnx import TensorProto
+from tokenizers import decoders
 
 from vaswani_transformer.attention_maps import BYTE_OF_LETTER
+from vaswani_transformer.errors import InputError
 
-from ..graph_builder import TO_THE_END, GraphBuilder, cast_to_int, pad_rows, shift, tensor_type
-from .bpe import END_OF_TEXT, ByteLevelBPE
+from ..graph_builder import TO_THE_END, GraphBuilder, cast_to_int, pad_rows, shift, spread, tensor_type
+from .source import END_OF_TEXT, read_tokenizer_json, read_type
 
+# The decoder of SentencePiece models, see conversion/segmentation.py.
+STEPS = [decoders.Replace(" ", ""), decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+SENTENCEPIECE = json.loads(decoders.Sequence(STEPS).__getstate__())
 REPLACEMENT, DROPPED = 256, 257  # pieces of text besides the 256 bytes: U+FFFD, and nothing
 
 
-def decode_texts(op: GraphBuilder, ids: str, bpe: ByteLevelBPE, vocabulary: int) -> str:
-    """Decode ids (batch, length), all below `vocabulary`. Return strings (batch,) without control tokens."""
-    bytes, rows, is_end = spell_tokens(op, ids, bpe, vocabulary)
-    pieces = op.Where(is_end, DROPPED, replace_invalid_bytes(op, bytes))
-    by_row, _ = pad_rows(op, pieces, rows, op.Shape(ids, end=1), DROPPED)
-    return concatenate_rows(op, by_row)
+class Spelling(NamedTuple):
+    """The text of each token."""
 
+    tokens: dict[int, bytes]  # without control tokens
+    drops_first_space: bool  # of each text
 
-def spell_tokens(op: GraphBuilder, ids: str, bpe: ByteLevelBPE, vocabulary: int) -> tuple[str, str, str]:
-    """Return the bytes of all tokens, int64 (bytes,), the row of each, and whether it is an end of text."""
-    spelled = {id: spelling for spelling, id in bpe.vocabulary.items() if id not in bpe.control}
-    spelled |= {id: symbol for symbol, id in bpe.symbols.items()}
-    tokens = [*(to_bytes(spelled.get(id, "")) for id in range(vocabulary)), END_OF_TEXT]
-    lengths = np.array([len(token) for token in tokens])
-    starts = np.cumsum(lengths) - lengths
-    ended = op.Pad(ids, [0, 0, 0, 1], vocabulary)
-    flat = op.Reshape(ended, [-1])
-    rows = op.Unsqueeze(op.Range(0, op.Squeeze(op.Shape(ids, end=1)), 1), [1])
-    rows = op.Reshape(op.Expand(rows, op.Shape(ended)), [-1])
-    not_empty = op.Greater(op.Gather(lengths, flat), 0)
-    flat, rows = op.Compress(flat, not_empty), op.Compress(rows, not_empty)
-    # Repeat each token once per byte.
-    length = op.Gather(lengths, flat)
-    begin = op.CumSum(length, 0, exclusive=1)
-    total = op.ReduceSum(length)
-    first = op.ScatterElements(op.Expand(0, total), begin, op.Expand(1, op.Shape(flat)))
-    token = op.Sub(op.CumSum(first, 0), 1)
-    within = op.Sub(op.Range(0, op.Squeeze(total), 1), op.Gather(begin, token))
-    table = np.frombuffer(b"".join(tokens), np.uint8)
-    id = op.Gather(flat, token)
-    found = op.Gather(table, op.Add(op.Gather(starts, id), within))
-    return op.Cast(found, to=TensorProto.INT64), op.Gather(rows, token), op.Equal(id, vocabulary)
+    @classmethod
+    def read(cls, folder: Path) -> "Spelling":
+        """Read the decoder of a folder's tokenizer. Raises InputError naming what the operators do not support."""
+        content, settings = read_tokenizer_json(folder)
+        decoder, found = content.get("decoder"), []
+        is_byte_level = read_type(decoder) == "ByteLevel"
+        if not is_byte_level and decoder != SENTENCEPIECE:
+            found.append(f"decoder {read_type(decoder)}")
+        if settings.get("clean_up_tokenization_spaces"):
+            found.append("clean_up_tokenization_spaces true (tokenizer_config.json)")
+        if found:
+            raise InputError(
+                f"{folder / 'tokenizer.json'}: --text needs the decoder of a byte-level BPE or of a SentencePiece "
+                f"model without byte fallback; this one has {'; '.join(found)}"
+            )
+        vocabulary = content["model"]["vocab"]
+        if isinstance(vocabulary, dict):
+            spelled = {id: token for token, id in vocabulary.items()}
+        else:
+            spelled = {id: token for id, (token, _) in enumerate(vocabulary)}
+        for token in content.get("added_tokens", []):
+            spelled[token["id"]] = "" if token["special"] else token["content"]
+        spell = to_bytes if is_byte_level else to_words
+        return cls({id: spell(token) for id, token in spelled.items()}, not is_byte_level)
 
 
 def to_bytes(spelling: str) -> bytes:
@@ -54,6 +61,38 @@ def to_bytes(spelling: str) -> bytes:
     if all(letter in BYTE_OF_LETTER for letter in spelling):
         return bytes(BYTE_OF_LETTER[letter] for letter in spelling)
     return spelling.encode()
+
+
+def to_words(piece: str) -> bytes:
+    """Return the bytes of a piece of SentencePiece."""
+    return piece.replace(" ", "").replace("▁", " ").encode()
+
+
+def decode_texts(op: GraphBuilder, ids: str, spelling: Spelling, vocabulary: int) -> str:
+    """Decode ids (batch, length), all below `vocabulary`. Return strings (batch,) without control tokens."""
+    bytes, rows, is_end = spell_tokens(op, ids, spelling, vocabulary)
+    pieces = replace_invalid_bytes(op, bytes)
+    is_dropped = is_end
+    if spelling.drops_first_space:
+        is_first = op.Not(op.Equal(rows, shift(op, rows, 1, -1)))
+        is_dropped = op.Or(is_end, op.And(is_first, op.Equal(bytes, ord(" "))))
+    by_row, _ = pad_rows(op, op.Where(is_dropped, DROPPED, pieces), rows, op.Shape(ids, end=1), DROPPED)
+    return concatenate_rows(op, by_row)
+
+
+def spell_tokens(op: GraphBuilder, ids: str, spelling: Spelling, vocabulary: int) -> tuple[str, str, str]:
+    """Return the bytes of all tokens, int64 (bytes,), the row of each, and whether it is an end of text."""
+    tokens = [*(spelling.tokens.get(id, b"") for id in range(vocabulary)), END_OF_TEXT]
+    lengths = np.array([len(token) for token in tokens])
+    ended = op.Pad(ids, [0, 0, 0, 1], vocabulary)
+    flat = op.Reshape(ended, [-1])
+    rows = op.Unsqueeze(op.Range(0, op.Squeeze(op.Shape(ids, end=1)), 1), [1])
+    rows = op.Reshape(op.Expand(rows, op.Shape(ended)), [-1])
+    token, within = spread(op, op.Gather(lengths, flat))
+    id = op.Gather(flat, token)
+    table = np.frombuffer(b"".join(tokens), np.uint8)
+    found = op.Gather(table, op.Add(op.Gather(np.cumsum(lengths) - lengths, id), within))
+    return op.Cast(found, to=TensorProto.INT64), op.Gather(rows, token), op.Equal(id, vocabulary)
 
 
 def replace_invalid_bytes(op: GraphBuilder, bytes: str) -> str:
