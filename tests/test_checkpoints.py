@@ -110,6 +110,22 @@ def test_a_damaged_checkpoint_is_moved_aside_and_named(root):
         checkpoints.newest_intact(root, said.append)
 
 
+@pytest.mark.parametrize("kind", ["folder", "link", "file"])
+def test_a_damaged_checkpoint_is_moved_nowhere_else(root, tmp_path, kind):
+    """`shutil.move` would move it into the folder that a link in a received run leads to."""
+    aside, elsewhere = root / "step-30.broken", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if kind == "folder":
+        aside.mkdir()
+    elif kind == "link":
+        aside.symlink_to(elsewhere)
+    else:
+        aside.write_text("a file")
+    (root / "step-30/model.safetensors").write_bytes(b"short")
+    assert checkpoints.newest_intact(root, lambda _: None) == root / "step-20"
+    assert not any(elsewhere.iterdir()) and (aside / "model.safetensors").is_file() and not aside.is_symlink()
+
+
 def test_a_full_disk_leaves_the_previous_checkpoint(root, monkeypatch):
     """Every call that changes the disk fails once. Kills: test_training_resume.py."""
     error = OSError(errno.ENOSPC, "No space left on device")

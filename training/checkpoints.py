@@ -29,7 +29,7 @@ import torch
 from accelerate.utils import PrecisionType, broadcast_object_list
 from safetensors import SafetensorError
 
-from vaswani_transformer.atomic import atomic_file, atomic_folder, temporary_path
+from vaswani_transformer.atomic import atomic_file, atomic_folder, remove, temporary_path
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.model_folder import (
     MANIFEST,
@@ -353,7 +353,7 @@ def intact_checkpoints(folders: list[Path], say: Callable[[str], None]) -> Itera
                 raise BrokenFileError(f"{folder / MANIFEST} is missing or lists no files")
         except BrokenFileError as error:
             aside = folder.with_name(f"{folder.name}.broken")
-            shutil.rmtree(aside, ignore_errors=True)
+            remove(aside)
             shutil.move(folder, aside)
             say(f"{error}; falling back to the previous checkpoint ({folder.name} is now {aside.name})")
         else:
