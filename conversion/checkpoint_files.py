@@ -13,7 +13,7 @@ import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 
 from vaswani_transformer.atomic import atomic_folder, check_new_folder
 from vaswani_transformer.errors import BrokenFileError, InputError, one_line, out_of_memory
-from vaswani_transformer.model_folder import check_readable
+from vaswani_transformer.model_folder import check_readable, enumerate_names
 
 from .options import show_value
 
@@ -167,6 +167,20 @@ def load_checkpoint(path: Path) -> Any:
                 raise
             found = f"{path.stat().st_size:,} bytes: {explain_error(error)}"
             raise BrokenFileError(f"{path} is not a complete checkpoint of PyTorch ({found}); copy it again") from None
+
+
+def load_shards(files: Iterable[Path]) -> dict[str, torch.Tensor]:
+    """Return the tensors of several .safetensors files. Raises BrokenFileError if two files have the same tensor."""
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        shard = load_checkpoint(file)
+        if twice := sorted(tensors.keys() & shard.keys()):
+            raise BrokenFileError(
+                f"{file} holds {enumerate_names(twice)}, which another .safetensors file next to it holds as well; "
+                "move the files of other checkpoints away"
+            )
+        tensors |= shard
+    return tensors
 
 
 def check_archive(entries: list[zipfile.ZipInfo], path: Path) -> None:

@@ -249,6 +249,21 @@ def test_views_are_converted_with_their_values(view: Callable, tmp_path: Path, c
     assert torch.equal(converted, expected)
 
 
+def test_weights_of_another_step_are_not_mixed_in(tmp_path: Path, refused, copy_of):
+    """The name of step 100 begins with that of step 10; a second file of the same step is refused."""
+    folder = copy_of("variants/opennmt-py-safetensors")
+    (checkpoint,), (weights,) = folder.glob("*.pt"), folder.glob("*.safetensors")
+    main([str(checkpoint), str(tmp_path / "alone")])
+    later = {name: tensor + 1 for name, tensor in load_file(weights).items()}
+    save_file(later, folder / weights.name.replace(checkpoint.stem, f"{checkpoint.stem}0"))
+    main([str(checkpoint), str(tmp_path / "beside")])
+    alone, beside = (load_file(tmp_path / name / "model.safetensors") for name in ("alone", "beside"))
+    assert all(torch.equal(alone[name], beside[name]) for name in alone)
+    save_file(later, folder / f"{checkpoint.stem}.99.safetensors")
+    message = refusal(refused, checkpoint, tmp_path / "out", code=3)
+    assert ".safetensors holds " in message and "move the files of other checkpoints away" in message
+
+
 def test_a_flipped_bit_in_a_tensorflow_checkpoint_is_found(tmp_path: Path, refused, copy_of):
     folder = copy_of("tensor2tensor")
     bundle = Bundle(folder / "model.ckpt-800.index")
