@@ -3,7 +3,7 @@
 import gc
 import socket
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -12,9 +12,9 @@ from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.hub_files import download, is_repository
 from vaswani_transformer.languages import read_languages
-from vaswani_transformer.model_argument import find_model, find_onnx_model
-from vaswani_transformer.model_folder import CARD, choose_backend
-from vaswani_transformer.options import Device, Dtype, LengthPenalty, Model, NumBeams, Revision
+from vaswani_transformer.model_argument import find_model_and_backend
+from vaswani_transformer.model_folder import CARD
+from vaswani_transformer.options import Backend, Device, Dtype, LengthPenalty, Model, NumBeams, Revision
 from vaswani_transformer.translator import Translator
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -48,9 +48,7 @@ def serve(
     ] = None,
     num_beams: NumBeams = None,
     length_penalty: LengthPenalty = None,
-    backend: Annotated[
-        Literal["torch", "onnx"] | None, typer.Option(help="Default: onnx for a folder with model.onnx alone.")
-    ] = None,
+    backend: Backend = None,
     device: Device = None,
     dtype: Dtype = None,
     threads: Annotated[int | None, typer.Option(help="Threads of the ONNX backend on the CPU.")] = None,
@@ -66,11 +64,7 @@ def serve(
         raise InputError("the API key is empty; set VASWANI_API_KEY to a key, or unset it")
     with open_socket(host, port) as listener:
         options = {"device": device, "dtype": dtype, "threads": threads, "precision": precision}
-        backend = backend or choose_backend(Path(model))
-        if backend == "onnx":
-            folder = find_onnx_model(model, revision, False, precision)
-        else:
-            folder = find_model(context, model, revision)
+        folder, backend = find_model_and_backend(context, model, backend, revision, precision=precision)
         translator = load_translator(folder, backend, **options)
         settings = translator.change_search(num_beams=num_beams, length_penalty=length_penalty)
         records = find_records(model, revision, folder)

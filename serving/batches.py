@@ -13,7 +13,7 @@ from typing import TypeVar
 from vaswani_transformer.translator import Hypothesis
 
 Result = TypeVar("Result")
-# Translates texts and returns the given number of hypotheses for each, best first. True: on one core; False: on all.
+# Translates texts and returns the given number of hypotheses for each, best first; on one CPU thread if True, else all.
 Translate = Callable[[list[str], int, bool], list[list[Hypothesis]]]
 
 WAIT = 0.005  # seconds between the arrival of a batch's first text and its translation, at least
@@ -50,11 +50,11 @@ class Job:
 class Batcher:
     """The queue of waiting texts, and the threads that translate them.
 
-    A batch that begins while no other runs uses all cores, and each of the others uses one: a decoder's products are
-    small, so that batches side by side are faster than threads inside an operator.
+    A batch that begins while no other runs uses all CPU threads, and each of the others uses one: a decoder's products
+    are small, so that batches side by side are faster than threads inside an operator.
 
     on_batch: called with the numbers of texts and characters and the seconds of each batch
-    most: batches at a time.  start_thread: called in each thread before its first batch
+    most: batches at a time
     """
 
     def __init__(
@@ -63,14 +63,12 @@ class Batcher:
         max_queue: int,
         on_batch: Callable[[int, int, float], object],
         most: int,
-        start_thread: Callable[[], object] = lambda: None,
     ):
         """Use a function that translates texts, and accept at most max_queue waiting characters."""
-        self.function, self.max_queue, self.on_batch = translate, max_queue, on_batch
-        self.most, self.start_thread = most, start_thread
+        self.function, self.max_queue, self.on_batch, self.most = translate, max_queue, on_batch, most
         self.waiting: dict[Job, None] = {}  # in the order of arrival
         self.characters = 0  # of the waiting texts
-        self.seconds_per_character = 0.001  # a moving average
+        self.seconds_per_character = 0.001  # of a batch beside others, as all are while the queue is full; an average
         self.running = 0  # batches
         self.arrival, self.free, self.alone = asyncio.Event(), asyncio.Semaphore(most), asyncio.Lock()
         self.threads = ThreadPoolExecutor(most, thread_name_prefix="translate")
@@ -79,12 +77,7 @@ class Batcher:
     async def open(self):
         """Translate batches until the block ends."""
         meeting = Barrier(self.most, timeout=60)  # seconds; a thread that cannot be started breaks it
-
-        def start() -> None:
-            meeting.wait()  # until all threads run
-            self.start_thread()
-
-        await asyncio.gather(*(self._in_thread(start) for _ in range(self.most)))
+        await asyncio.gather(*(self._in_thread(meeting.wait) for _ in range(self.most)))
         task = asyncio.create_task(self._run())
         try:
             yield
@@ -137,9 +130,9 @@ class Batcher:
                 await self._wait_for_texts()
                 await self.free.acquire()
                 if jobs := list(self._take()):
-                    one_core = self.most > 1 and (self.running > 0 or bool(self.waiting))
+                    one_thread = self.most > 1 and (self.running > 0 or bool(self.waiting))
                     self.running += 1
-                    batches.create_task(self._translate(jobs, one_core))
+                    batches.create_task(self._translate(jobs, one_thread))
                 else:  # the clients have left
                     self.free.release()
 
@@ -166,10 +159,10 @@ class Batcher:
             del self.waiting[job]
             self.characters -= job.characters
 
-    async def _translate(self, jobs: list[Job], one_core: bool) -> None:
+    async def _translate(self, jobs: list[Job], one_thread: bool) -> None:
         begun, count, texts = monotonic(), max(job.count for job in jobs), [job.text for job in jobs]
         try:
-            results = await self._in_thread(lambda: translate_each(self.function, texts, count, one_core))
+            results = await self._in_thread(lambda: translate_each(self.function, texts, count, one_thread))
         except Exception as error:  # the thread cannot be started
             results = [error] * len(jobs)
         finally:
@@ -183,20 +176,21 @@ class Batcher:
                 job.future.set_exception(result)
             else:
                 job.future.set_result(result[: job.count])
-        rate = seconds / sum(job.characters for job in jobs)
-        self.seconds_per_character += 0.1 * (rate - self.seconds_per_character)
+        if one_thread or self.most == 1:
+            rate = seconds / sum(job.characters for job in jobs)
+            self.seconds_per_character += 0.1 * (rate - self.seconds_per_character)
         self.on_batch(len(jobs), sum(len(job.text) for job in jobs), seconds)
 
 
 def translate_each(
-    translate: Translate, texts: list[str], count: int, one_core: bool
+    translate: Translate, texts: list[str], count: int, one_thread: bool
 ) -> list[list[Hypothesis] | Exception]:
     """Translate a batch; if it fails, translate its halves, so that only a text that fails alone gets an error."""
     try:
-        return [*translate(texts, count, one_core)]
+        return [*translate(texts, count, one_thread)]
     except BaseException as error:  # a panic of a library in Rust is no Exception
         if len(texts) == 1:
             return [error if isinstance(error, Exception) else RuntimeError(str(error))]
     middle = len(texts) // 2
     halves = (texts[:middle], texts[middle:])
-    return [result for half in halves for result in translate_each(translate, half, count, one_core)]
+    return [result for half in halves for result in translate_each(translate, half, count, one_thread)]

@@ -47,13 +47,12 @@ class Service:
         self.source, self.targets = source, targets
         most = translator.count_cores() or 1
         if most > 1:
-            translator.find_hypotheses([], one_thread=True)  # loads what batches on one core need
-        # torch sets the number of a thread's own threads when it is first asked for it: before a batch limits it.
-        self.batcher = Batcher(self._find_hypotheses, limits.queue, on_batch, most, translator.count_cores)
+            translator.find_hypotheses([], one_thread=True)  # loads what such a batch needs
+        self.batcher = Batcher(self._find_hypotheses, limits.queue, on_batch, most)
 
-    def _find_hypotheses(self, texts: list[str], count: int, one_core: bool) -> list[list[Hypothesis]]:
+    def _find_hypotheses(self, texts: list[str], count: int, one_thread: bool) -> list[list[Hypothesis]]:
         search = vars(replace(self.settings, num_return_sequences=count))
-        return self.translator.find_hypotheses(texts, one_thread=one_core, **search)
+        return self.translator.find_hypotheses(texts, one_thread=one_thread, **search)
 
     def list_languages(self) -> list[Answer]:
         codes = dict.fromkeys([self.source, *self.targets])

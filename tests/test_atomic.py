@@ -20,7 +20,7 @@ from tokenizers.models import WordLevel
 
 from vaswani_transformer.atomic import atomic_file, atomic_folder, check_new_folder, remove_stale
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.lines import open_output
+from vaswani_transformer.lines import open_output, read_lines
 
 # Under the program's name the package does not import torch.
 WRITER = """
@@ -182,6 +182,21 @@ def test_devices_and_pipes_are_written_directly(tmp_path: Path) -> None:
     os.close(reader)
     assert pipe.is_fifo() and (tmp_path / "link").is_symlink() and Path(os.devnull).is_char_device()
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_output_for_a_name_in_gz_is_compressed(tmp_path: Path) -> None:
+    for name in ("a.gz", "b.gz"):
+        with open_output(tmp_path / name) as stream:
+            stream.writelines([b"one\n", b"two\n"])
+    assert list(read_lines(tmp_path / "a.gz")) == ["one", "two"]
+    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
+    with open_output(tmp_path / "empty.gz"):
+        pass
+    assert list(read_lines(tmp_path / "empty.gz")) == []
+    with pytest.raises(OSError, match="failed.gz"), open_output(tmp_path / "failed.gz") as stream:
+        stream.write(b"line")
+        raise OSError(28, "the disk is full")
+    assert not (tmp_path / "failed.gz").exists()
 
 
 def test_weights_follow_the_umask(tmp_path: Path) -> None:

@@ -247,8 +247,12 @@ def test_a_missing_folder_is_not_looked_up_on_the_network(tmp_path, refused, mon
         assert "no such folder" in refused(main, ["translate", name])
 
 
-def test_an_exported_folder_hints_at_the_onnx_backend(exported, refused):
-    line = refused(main, ["translate", exported / "onnx"])
+def test_an_exported_folder_is_translated_by_onnx_runtime(exported, source, expected, capfdbinary):
+    assert columns_of(capfdbinary, "translate", exported / "onnx", "--input", source) == [[line] for line in expected]
+
+
+def test_an_exported_folder_is_none_for_torch(exported, refused):
+    line = refused(main, ["translate", exported / "onnx", "--backend", "torch"])
     assert "holds an ONNX export; " in line and "--backend onnx" in line
 
 

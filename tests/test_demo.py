@@ -92,7 +92,7 @@ def test_the_demo_exports_checks_and_times_the_model(newcomer):
     assert seconds is not None
     by_generate, by_file, times = map(float, seconds.groups())
     assert times == pytest.approx(by_generate / by_file, rel=0.2)
-    (line,) = (line for line in stdout.splitlines() if line.startswith("  echo") and "--backend onnx" in line)
+    (line,) = (line for line in stdout.splitlines() if line.startswith("  echo") and "onnx" in line)
     on_onnx = shell(line.strip(), newcomer)
     assert on_onnx.returncode == 0, on_onnx.stderr
     (expected,) = Translator.from_pretrained(newcomer / "demo" / "model", device="cpu").translate(
@@ -119,7 +119,7 @@ def test_the_demo_runs_every_command(capsys, monkeypatch, tmp_path, onnxruntime)
     assert shlex.split(scoring)[2] == str(folder / "model")
     assert f"{folder}/model is an ordinary" in " ".join(said.split())  # rich breaks lines
     assert commands == ["train", "evaluate", "translate", "plot", "plot", *["export"] * onnxruntime]
-    assert ("--backend onnx" in said) == onnxruntime
+    assert ("translate '" in said and f"{folder}/onnx'" in said) == onnxruntime
     missing = 'onnxruntime not installed; pip install "vaswani-transformer[onnx]"'
     assert (missing in said) != onnxruntime
 

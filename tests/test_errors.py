@@ -14,7 +14,7 @@ import typer
 
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import BrokenFileError, InputError, ProofError, UnavailableError
-from vaswani_transformer.exit import exit_cleanly, find_exit_code, print_error, render
+from vaswani_transformer.exit import exit_cleanly, explain, print_error, render
 
 ROOT = Path(__file__).parents[1]
 UNEXPECTED = "error: unexpected {}; --debug shows the traceback"
@@ -61,7 +61,7 @@ def test_running_out_of_memory_in_torch_is_recognised():
     with pytest.raises(RuntimeError) as error:
         torch.empty(10**14)
     (line,) = render(error.value)
-    assert find_exit_code(error.value) == 4 and line.startswith("error: out of memory: ")
+    assert explain(error.value)[0] == 4 and line.startswith("error: out of memory: ")
 
 
 @pytest.mark.parametrize("arguments", ["--number x", "--nunber 1", "extra", "--number"])

@@ -24,7 +24,7 @@ from hub.contents import collect_model_files
 from training.evaluate import main as evaluate
 from vaswani_transformer import SearchSettings, TorchTranslator, Translator
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
-from vaswani_transformer.exit import find_exit_code, render
+from vaswani_transformer.exit import explain, render
 from vaswani_transformer.loading import load_config, load_model, load_tokenizer
 from vaswani_transformer.model_folder import ModelFolder, read_tokenizer
 from vaswani_transformer.onnx_translator import OnnxTranslator
@@ -337,7 +337,7 @@ def test_running_out_of_memory_is_recognised(arena: bool) -> None:
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
     with pytest.raises(Exception) as error:  # noqa: B017
         session.run(None, {"shape": np.array([10**13])})
-    assert find_exit_code(error.value) == 4 and render(error.value)[0].startswith("error: out of memory: ")
+    assert explain(error.value)[0] == 4 and render(error.value)[0].startswith("error: out of memory: ")
 
 
 def test_a_converted_config_gets_the_defaults_of_torch(exported: Path, tmp_path: Path) -> None:

@@ -206,6 +206,15 @@ def test_a_given_preset_or_recipe_is_not_replaced(tmp_path):
         read_command(None, ["--dataset", "owner/name"])
 
 
+def test_initial_weights_get_their_own_recipe(capsys):
+    """The defaults are the paper's: few pairs would have few steps of 50,000 tokens, all of them in the warm-up."""
+    recipe = read_command(None, ["--initial-weights", "model", "--max_epochs", "1"])
+    assert recipe == load_recipe("fine_tune", {"initial_weights": "model", "max_epochs": "1"})
+    assert recipe.warmup_steps < 200 and recipe.tokens_per_step < 10_000
+    assert capsys.readouterr().err.startswith("initial_weights: recipe fine_tune; ")
+    assert read_command("demo", ["--initial_weights", "model"]).warmup_steps == load_recipe("demo").warmup_steps
+
+
 def test_given_steps_shorten_the_warm_up(tmp_path):
     write_lines(tmp_path / "train.en", ["a"])
     write_lines(tmp_path / "train.de", ["b"])
@@ -219,6 +228,7 @@ def test_steps_grow_with_the_pairs_within_limits(size: Size):
     assert scale(size, size.written_for)["max_steps"] == written.max_steps
     counts = [scale(size, int(size.written_for * share))["max_steps"] for share in (0.01, 0.5, 1.5, 100)]
     assert counts == pytest.approx([steps * (written.max_steps or 0) for steps in (1 / 3, 1 / 2, 3 / 2, 2)], rel=0.02)
+    assert scale(size, 400)["vocab_size"] == 800 and scale(size, 10)["vocab_size"] == 300  # texts this short have few
     few = scale(size, 3000)
     assert few["vocab_size"] == 1000 and few["warmup_steps"] <= few["max_steps"] / 4
     if written.learning_rate is not None:  # it rises as fast

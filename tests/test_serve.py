@@ -404,7 +404,7 @@ def test_a_body_does_not_wait_for_the_acknowledgement_of_its_headers(translator)
 # ---- batches -----------------------------------------------------------------------------------------------------
 
 
-def echo(texts: list[str], count: int, one_core: bool) -> list[list[Hypothesis]]:
+def echo(texts: list[str], count: int, one_thread: bool) -> list[list[Hypothesis]]:
     return [[Hypothesis(f"{text} {number}", 0.0, []) for number in range(count)] for text in texts]
 
 
@@ -412,9 +412,9 @@ def run_batches(requests: list[tuple[list[str], int]]) -> tuple[list[list[list[H
     """Return the results of concurrent requests, and the batches in which they were translated."""
     batches: list[list[str]] = []
 
-    def translate(texts: list[str], count: int, one_core: bool) -> list[list[Hypothesis]]:
+    def translate(texts: list[str], count: int, one_thread: bool) -> list[list[Hypothesis]]:
         batches.append(texts)
-        return echo(texts, count, one_core)
+        return echo(texts, count, one_thread)
 
     async def run() -> list[list[list[Hypothesis]]]:
         batcher = Batcher(translate, 10**6, lambda *numbers: None, most=1)
@@ -440,10 +440,10 @@ def test_each_request_gets_as_many_hypotheses_as_it_asks_for():
 def test_batches_run_side_by_side_and_share_what_waits():
     meeting, begun = threading.Barrier(2, timeout=60), []
 
-    def translate(texts: list[str], count: int, one_core: bool) -> list[list[Hypothesis]]:
-        begun.append((texts, one_core))
+    def translate(texts: list[str], count: int, one_thread: bool) -> list[list[Hypothesis]]:
+        begun.append((texts, one_thread))
         meeting.wait()  # raises BrokenBarrierError if the other batch does not begin
-        return echo(texts, count, one_core)
+        return echo(texts, count, one_thread)
 
     async def run() -> list[list[list[Hypothesis]]]:
         batcher = Batcher(translate, 10**6, lambda *numbers: None, most=2)
@@ -457,10 +457,10 @@ def test_batches_run_side_by_side_and_share_what_waits():
 def test_a_batch_alone_uses_all_cores_and_one_that_joins_it_uses_one():
     release, begun = threading.Event(), []
 
-    def translate(texts: list[str], count: int, one_core: bool) -> list[list[Hypothesis]]:
-        begun.append((texts, one_core))
+    def translate(texts: list[str], count: int, one_thread: bool) -> list[list[Hypothesis]]:
+        begun.append((texts, one_thread))
         release.wait(60)
-        return echo(texts, count, one_core)
+        return echo(texts, count, one_thread)
 
     async def run() -> None:
         batcher = Batcher(translate, 10**6, lambda *numbers: None, most=2)
@@ -480,11 +480,11 @@ def test_a_batch_alone_uses_all_cores_and_one_that_joins_it_uses_one():
 def test_what_changes_the_model_runs_alone():
     release, running = threading.Event(), []
 
-    def translate(texts: list[str], count: int, one_core: bool) -> list[list[Hypothesis]]:
+    def translate(texts: list[str], count: int, one_thread: bool) -> list[list[Hypothesis]]:
         running.extend(texts)
         release.wait(60)
         running.remove(texts[0])
-        return echo(texts, count, one_core)
+        return echo(texts, count, one_thread)
 
     async def run() -> list[Any]:
         batcher = Batcher(translate, 10**6, lambda *numbers: None, most=2)
@@ -502,13 +502,35 @@ def test_what_changes_the_model_runs_alone():
     assert asyncio.run(run()) == [echo(["a"], 1, False), [], [], echo(["b"], 1, False)]
 
 
-def test_every_thread_is_started_before_the_first_batch():
-    started = []
+def test_only_batches_side_by_side_tell_how_long_a_full_queue_takes():
+    """A batch that runs alone, as in quiet traffic, is faster: it has all CPU threads."""
 
     async def run() -> None:
-        start = lambda: started.append(threading.get_ident())  # noqa: E731
-        async with Batcher(echo, 10, lambda *numbers: None, 3, start).open():
-            assert len(set(started)) == 3
+        batcher = Batcher(echo, 10**5, lambda *numbers: None, most=2)
+
+        def seconds() -> int:
+            batcher.characters += 10**5
+            with pytest.raises(QueueFullError) as error:
+                batcher.refuse_if_full()
+            batcher.characters -= 10**5
+            return error.value.retry_after
+
+        async with batcher.open():
+            guess = seconds()
+            for _ in range(20):
+                await batcher.translate(["a" * 4000], 1)
+            assert seconds() == guess
+            for _ in range(20):
+                await batcher.translate(["a" * 4000] * 2, 1)
+            assert seconds() < guess
+
+    asyncio.run(run())
+
+
+def test_every_thread_is_started_before_the_first_batch():
+    async def run() -> None:
+        async with Batcher(echo, 10, lambda *numbers: None, most=3).open():
+            assert sum(thread.name.startswith("translate") for thread in threading.enumerate()) == 3
 
     asyncio.run(run())
 

@@ -46,3 +46,11 @@ def test_programs_import_the_library_and_no_other_program(path):
 def test_published_code_needs_only_torch_and_transformers(name):
     allowed = {"torch", "transformers", "huggingface_hub"}
     assert top_level(Path(LIBRARY) / name) <= allowed | sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("folder", [LIBRARY, *PROGRAMS, "benchmarks", "conversion/onnx"])
+def test_the_docstring_of_a_folder_names_its_files(folder):
+    names = [path.stem for path in (ROOT / folder).glob("*.py") if not path.stem.startswith("__")]
+    docstring = ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+    unnamed = [name for name in names if name.removesuffix(f"_{LIBRARY}") not in docstring]
+    assert not unnamed, f"{folder}/__init__.py does not name {', '.join(unnamed)}"

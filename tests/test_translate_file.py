@@ -12,11 +12,12 @@ from conftest import wait_until, write_lines
 from saved_model import ENGLISH, GERMAN, saved_model
 
 from vaswani_transformer import Translator
+from vaswani_transformer.atomic import machine_id
 from vaswani_transformer.cli import main
 from vaswani_transformer.doubts import Doubt, find_reasons
 from vaswani_transformer.translate_file import claim_parts
 from vaswani_transformer.translate_lines import append_report
-from vaswani_transformer.unwrap import unwrap_lines
+from vaswani_transformer.unwrap import Copied, unwrap_lines
 
 LINES = 47
 PART = 5
@@ -94,6 +95,7 @@ def test_a_killed_translation_resumes_with_the_missing_parts(start, words, work,
     error = refused(main, words(**{"num-beams": 1}))
     assert "holds parts of another translation (num_beams was 4, is 1)" in error
     (parts / "notes").write_text("mine")
+    (parts / f".part-0000000.{machine_id()}-1.tmp").mkdir()  # as of a process that was killed just after part 0
     main(words())
     assert lines_of(tmp_path / "out") == work[1]
     assert [path.name for path in parts.iterdir()] == ["notes"], "files of others stay"
@@ -166,6 +168,21 @@ def test_a_truncated_part_is_named(words, work, tmp_path, refused, monkeypatch):
     assert lines_of(tmp_path / "out") == work[1]
 
 
+def test_a_part_that_lacks_lines_of_code_is_named(words, tmp_path, refused, monkeypatch):
+    write_lines(tmp_path / "text", ["```", "a = 1", "b = 2", "```", "A man rides."])
+    arguments = [*words(input=tmp_path / "text"), "--unwrap"]
+    with monkeypatch.context() as patch:
+        patch.setattr("vaswani_transformer.translate_file.join_parts", lambda *_: None)  # as if it had been killed
+        main(arguments)
+    part = tmp_path / "out.parts/part-0000000"
+    lines = part.read_text().splitlines(keepends=True)
+    part.write_text("".join(lines[:-2]))
+    assert "part-0000000 is truncated" in refused(main, arguments, 3)
+    part.write_text("".join(lines))
+    main(arguments)
+    assert lines_of(tmp_path / "out")[:4] == ["```", "a = 1", "b = 2", "```"]
+
+
 def test_parts_of_unknown_origin_are_not_touched(words, tmp_path, refused):
     folder = tmp_path / "out.parts"
     folder.mkdir()
@@ -208,7 +225,7 @@ WRAPPED = [
     ("A line  \nbroken\\\nby\nhand", ["A line  ", "broken\\", "by hand"]),
     (
         "Type:\n\n    cd folder/one\n    make\n    make install\n\nThe end\nis near.",
-        ["Type:", "", "    cd folder/one", "    make", "    make install", "", "The end is near."],
+        ["Type:", "", "    cd folder/one\n    make\n    make install", "", "The end is near."],
     ),
     (
         "    A longer line of text\n    goes on below the first,\n    and ends.",
@@ -221,8 +238,31 @@ WRAPPED = [
     ("00:05.000 --> 00:08.000 align:start\nA dog\nruns.", ["00:05.000 --> 00:08.000 align:start", "A dog runs."]),
     ("[a]: http://b.de\n[c]: http://d.de", ["[a]: http://b.de", "[c]: http://d.de"]),
     ("Term\n: Its\n  meaning", ["Term", ": Its meaning"]),
+    ("[10:15] A: The\ndog.\n2026-11-24 10:20 It\nbarks.", ["[10:15] A: The dog.", "2026-11-24 10:20 It barks."]),
+    (
+        "-v, --verbose   Print more\n-q              Print nothing",
+        ["-v, --verbose   Print more", "-q              Print nothing"],
+    ),
+    ("It ends at (2106-02-07\n06:28:16 UTC)", ["It ends at (2106-02-07 06:28:16 UTC)"]),
+    ("[window]\nThe dog\nruns", ["[window]", "The dog runs"]),
     ("[MUSIC]\nANNA: Go\naway!", ["[MUSIC]", "ANNA: Go away!"]),
     ("~~~\nnever\nclosed", ["~~~", "never closed"]),
+    (
+        "<details>\n<summary>A\nb</summary>\nText\n</details>",
+        ["<details>", "<summary>A b</summary>", "Text", "</details>"],
+    ),
+    (
+        f"A{' line' * 12}\nof text.\n\nAnna Smith\n5 Example Street\n10115 Berlin\n\nWhen it rains,\nthe dog sleeps.",
+        [
+            f"A{' line' * 12} of text.",
+            "",
+            "Anna Smith",
+            "5 Example Street",
+            "10115 Berlin",
+            "",
+            "When it rains, the dog sleeps.",
+        ],
+    ),
     (
         f"|{'x' * 90}|\n\nA book by somebody whose title\n    is long.",
         [f"|{'x' * 90}|", "", "A book by somebody whose title is long."],
@@ -233,6 +273,44 @@ WRAPPED = [
 @pytest.mark.parametrize("text, expected", WRAPPED)
 def test_the_lines_of_a_paragraph_are_joined(text, expected):
     assert list(unwrap_lines(text.split("\n"))) == expected
+
+
+# Documents, and what of them is copied.
+COPIED = [
+    ("---\ntitle: A dog\n\ntags: [a]\n---\nA dog\nruns.", ["---\ntitle: A dog\n\ntags: [a]\n---"]),
+    ("+++\ntitle = 'A dog'\n+++\nA dog.", ["+++\ntitle = 'A dog'\n+++"]),
+    ("---\nA dog runs.\n---\nIt\nbarks.", []),  # rules around a paragraph
+    ("---\ntitle: never closed", []),
+    (
+        "WEBVTT\n\nNOTE\nA comment\n\nSTYLE\n::cue {\n}\n\nThe dog\n00:01.000 --> 00:04.000\nA dog\nruns.",
+        ["NOTE\nA comment", "STYLE\n::cue {\n}", "The dog"],
+    ),
+    ("## Install\n\n    make\n\n    if (x) {\n\treturn\n    }\n\nText.", ["    make\n\n    if (x) {\n\treturn\n    }"]),
+    (
+        "1. Type this::\n\n        make -j 2 all tests and more\n\n   Then\nwait.",
+        ["        make -j 2 all tests and more"],
+    ),
+    ("Anna said:\n\n    The dog runs.\n\n    it barks and barks and barks\n\nYes.", []),  # a quotation
+    ("It prints:\n\n    name: of the file\n    size: in bytes", []),
+    ("It can:\n\n    read files,\n    write files.", []),
+    ("The output\n\n    lpstat is here", []),  # nothing announces code
+    ("```\ncode\n```\n> ~~~\n> code\n> ~~~", ["```\ncode\n```", "> ~~~\n> code\n> ~~~"]),
+    ("<pre class='a'>\ncode\n\n</pre>\nText <pre>code</pre>\nand text", ["<pre class='a'>\ncode\n\n</pre>"]),
+    ("<STYLE>\na {}\n</STYLE>\n<pre>\nnever closed", ["<STYLE>\na {}\n</STYLE>", "<pre>"]),
+    (
+        ".. note::\n\n   A note\n   goes on.\n\n.. code-block:: c\n   :x: y\n\n   Run();\n\nA text.",
+        [".. note::", ".. code-block:: c\n   :x: y\n\n   Run();"],
+    ),
+    ("", []),
+]
+
+
+@pytest.mark.parametrize("text, expected", COPIED)
+def test_code_and_what_programs_read_is_copied(text, expected):
+    """And nothing of a document is lost."""
+    lines = list(unwrap_lines(text.split("\n")))
+    assert [line for line in lines if isinstance(line, Copied)] == expected
+    assert " ".join(lines).split() == text.split()
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux")

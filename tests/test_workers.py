@@ -108,7 +108,18 @@ def test_an_error_in_one_search_ends_the_others(either: Any, before_each_batch: 
     assert len(begun) < 40
 
 
-def test_torch_has_as_many_threads_as_before(translator: Any) -> None:
+def test_only_the_threads_of_a_search_have_one_thread_in_torch(translator: Any) -> None:
+    """A thread in which torch runs for the first time meanwhile, as in a server, is no exception."""
+    own: list[int] = []
+    others: list[int] = []
+
+    def record(*_: Any) -> None:
+        own.append(torch.get_num_threads())
+        other = threading.Thread(target=lambda: others.append(translator.count_cores()))
+        other.start()
+        other.join()
+
+    translator.model.get_encoder().register_forward_pre_hook(record)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
@@ -116,6 +127,7 @@ def test_torch_has_as_many_threads_as_before(translator: Any) -> None:
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+    assert len(own) > 2 and set(own) == {1} and set(others) == {3}
 
 
 def test_workers_share_one_session_with_one_thread(exported: Any) -> None:

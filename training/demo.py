@@ -122,7 +122,7 @@ def show_next_commands(console: Console, folder: Path, exported: bool) -> None:
     pipe, model = f'echo "{EXAMPLE_SENTENCE}" | ', folder / "model"
     for line in (
         pipe + command_line("translate", model, "--n-best", "4"),
-        *([pipe + command_line("translate", folder / "onnx", "--backend", "onnx")] if exported else []),
+        *([pipe + command_line("translate", folder / "onnx")] if exported else []),
         command_line("score", model, "--source", folder / "eight.en", "--target", folder / "eight.de"),
         command_line("plan", "--config", "paper_base_en_de"),
         command_line("train", "--data", "FOLDER", "--output-dir", "OUTPUT"),

@@ -14,7 +14,7 @@ import typer
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.lines import open_output, read_lines, remove_line_breaks
-from vaswani_transformer.model_argument import find_model, find_onnx_model
+from vaswani_transformer.model_argument import find_model_and_backend
 from vaswani_transformer.options import (
     Backend,
     BatchTokens,
@@ -57,17 +57,14 @@ def evaluate(
     batch_tokens: BatchTokens = 8192,
     workers: Workers = None,
     dtype: Dtype = None,
-    backend: Backend = "torch",
+    backend: Backend = None,
     hypotheses: Annotated[Path | None, typer.Option(help="Write the translations to this file.")] = None,
     record_to: Annotated[Path | None, typer.Option("--record", help="Append the result to this CSV file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     revision: Revision = None,
     dry_run: DryRun = False,
 ) -> None:
-    if backend == "onnx":
-        folder = find_onnx_model(model, revision, dry_run, None)
-    else:
-        folder = find_model(context, model, revision, dry_run)
+    folder, backend = find_model_and_backend(context, model, backend, revision, dry_run)
     if not folder.is_dir():
         raise InputError(f"{model}: no such folder")
     if record_to is not None and (dtype is not None or backend != "torch"):

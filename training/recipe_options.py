@@ -16,7 +16,10 @@ from .recipe import Recipe, load_recipe
 RECIPE_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 Config = Annotated[
     str | None,
-    typer.Option(help="A recipe: a YAML file, or the name of a shipped one; default: chosen by the number of pairs."),
+    typer.Option(
+        help="A recipe: a YAML file, or the name of a shipped one; default: fine_tune with --initial_weights, else "
+        "chosen by the number of pairs."
+    ),
 ]
 
 
@@ -36,17 +39,28 @@ SIZES = (
     Size("base", 10_000_000, 4_500_000),
     Size("big", math.inf, 36_000_000),
 )
+FINE_TUNING = "fine_tune"
 
 
 def read_command(config: str | None, words: list[str]) -> Recipe:
     """Return the recipe of a command with --config and these further words.
 
-    Without --config, a recipe is chosen by the number of training pairs, unless a preset or initial weights are given.
+    Without --config, initial weights get the recipe for them; else a recipe is chosen by the number of training pairs,
+    unless a preset is given.
     """
     options = parse_options(words)
-    if config is None and not {"preset", "initial_weights", "initial-weights"} & options.keys():
+    if config is None and {"initial_weights", "initial-weights"} & options.keys():
+        config = FINE_TUNING
+        say_once(f"initial_weights: recipe {FINE_TUNING}; choose another with --config NAME, or set single keys")
+    if config is None and "preset" not in options:
         return choose_recipe(options)
     return load_recipe(config, options)
+
+
+def say_once(text: str) -> None:
+    """Write a line on stderr; one of several processes does."""
+    if os.environ.get("RANK", "0") == "0":
+        print_error(text)
 
 
 def choose_recipe(options: dict[str, str | None]) -> Recipe:
@@ -64,13 +78,12 @@ def choose_recipe(options: dict[str, str | None]) -> Recipe:
     given = {key.replace("-", "_") for key in options}
     steps = load_recipe(size.recipe, options).max_steps if "max_steps" in given else None
     chosen = {key: value for key, value in scale(size, pairs, steps).items() if key not in given}
-    if os.environ.get("RANK", "0") == "0":  # one of several processes speaks
-        values = "".join(f", {key} {value:,}" for key, value in chosen.items())
-        range_of_size = f"up to {size.most_pairs:,.0f}" if math.isfinite(size.most_pairs) else "more than 10,000,000"
-        print_error(
-            f"{pairs:,} pairs: recipe {size.recipe} (for {range_of_size}){values}; choose another with --config NAME "
-            "(`vaswani-transformer recipes` lists them), or set single keys"
-        )
+    values = "".join(f", {key} {value:,}" for key, value in chosen.items())
+    range_of_size = f"up to {size.most_pairs:,.0f}" if math.isfinite(size.most_pairs) else "more than 10,000,000"
+    say_once(
+        f"{pairs:,} pairs: recipe {size.recipe} (for {range_of_size}){values}; choose another with --config NAME "
+        "(`vaswani-transformer recipes` lists them), or set single keys"
+    )
     return load_recipe(size.recipe, {key: str(value) for key, value in chosen.items()} | options)
 
 
@@ -87,7 +100,7 @@ def scale(size: Size, pairs: int, steps: int | None = None) -> dict[str, float]:
     if steps is None:
         steps = 100 * round(recipe.max_steps * min(2, max(1 / 3, pairs / size.written_for)) / 100)
     warmup_steps = min(recipe.warmup_steps, max(1, steps // 4))
-    vocab_size = min(recipe.vocab_size, max(1000, pairs // 3))
+    vocab_size = min(recipe.vocab_size, max(300, min(1000, 2 * pairs), pairs // 3))
     keys: dict[str, float] = {"max_steps": steps, "warmup_steps": warmup_steps, "vocab_size": vocab_size}
     if recipe.learning_rate is not None:  # the paper's formula depends on the warm-up itself
         keys["learning_rate"] = float(f"{recipe.learning_rate * warmup_steps / recipe.warmup_steps:.2g}")

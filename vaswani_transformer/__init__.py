@@ -18,8 +18,9 @@ pipeline_...                      `pipeline("translation")`
 tokenization.py                   trains a tokenizer
 model_folder.py, loading.py       read and check a model folder; hub_files.py downloads one; languages.py: the languages
                                   that its records name; atomic.py writes files and folders
-cli.py, options.py                the commands; model_argument.py: the MODEL of each; translate_file.py, programs.py,
-                                  doctor.py, tried_versions.py
+cli.py, options.py                the commands; model_argument.py: the MODEL of each; `translate`: unwrap.py,
+                                  translate_lines.py, in parts translate_file.py; programs.py, doctor.py,
+                                  tried_versions.py
 errors.py, exit.py, lines.py      errors and exit codes; text files and pipes
 registration.py                   the model's entries in transformers' Auto classes
 attention_maps.py, pictures.py    figures; alignments.py: word alignments by attention

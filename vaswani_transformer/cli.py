@@ -19,7 +19,7 @@ from .atomic import atomic_folder, check_new_folder
 from .errors import InputError
 from .exit import exit_cleanly
 from .lines import check_file, open_output, read_arriving_lines, read_lines
-from .model_argument import find_model, find_onnx_model
+from .model_argument import find_model, find_model_and_backend
 from .model_folder import choose_backend
 from .options import (
     Backend,
@@ -260,17 +260,14 @@ def translate(
     progress: Progress = None,
     device: Device = None,
     dtype: Dtype = None,
-    backend: Backend = "torch",
+    backend: Backend = None,
     workers: Workers = None,
     threads: Annotated[int | None, typer.Option(help="Threads of the ONNX backend on the CPU.")] = None,
     precision: Precision = None,
     revision: Revision = None,
     dry_run: DryRun = False,
 ) -> None:
-    if backend == "onnx":
-        folder = find_onnx_model(model, revision, dry_run, precision)
-    else:
-        folder = find_model(context, model, revision, dry_run)
+    folder, backend = find_model_and_backend(context, model, backend, revision, dry_run, precision)
     in_parts = check_paths(input, output, report)
     translator = load_translator(folder, backend, device=device, dtype=dtype, threads=threads, precision=precision)
     settings = translator.change_search(

@@ -19,9 +19,7 @@ from typing import Any, NoReturn
 from .atomic import remove, unfinished
 from .errors import (
     FULL_DISK,
-    BrokenFileError,
     InputError,
-    ProofError,
     UnavailableError,
     escape_controls,
     one_line,
@@ -87,7 +85,7 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
         if claim_report(error):
             for line in render(error, name):
                 print_error(line)
-        raise SystemExit(find_exit_code(error)) from None
+        raise SystemExit(explain(error)[0]) from None
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -135,7 +133,7 @@ def claim_report(error: BaseException) -> bool:
         return False
     try:
         with open(path, "x") as file:
-            file.write(str(find_exit_code(error)))
+            file.write(str(explain(error)[0]))
     except FileExistsError:
         return False
     except OSError:  # cannot create the file: report the error anyway
@@ -168,15 +166,30 @@ def end_now(number: int, frame: FrameType | None = None) -> NoReturn:
         os._exit(128 + number)
 
 
-def find_exit_code(error: BaseException) -> int:
-    """Return the exit code of an error: `exit_code` if it has one, 2 or 4 for an OSError, 1 for any other error."""
-    code = getattr(error, "exit_code", None)
+def explain(error: BaseException) -> tuple[int, str]:
+    """Return the exit code of an error and its message.
+
+    The code is `exit_code` if the error has one, 2 or 4 for an OSError, 4 for lack of memory, a missing package and a
+    lost connection, and 1 for any other error.
+    """
+    unexpected = f"unexpected {type(error).__name__}: {error}; --debug shows the traceback"
+    code: Any = getattr(error, "exit_code", None)
     if isinstance(code, int):  # the classes of errors.py, and typer's usage errors (2)
-        return code
+        return code, str(error)
     if isinstance(error, OSError):
-        return UnavailableError.exit_code if error.errno in ENVIRONMENT_ERRNOS else InputError.exit_code
-    known = out_of_memory(error) or missing_package(error) or lost_connection(error)
-    return UnavailableError.exit_code if known else UNEXPECTED
+        code = (UnavailableError if error.errno in ENVIRONMENT_ERRNOS else InputError).exit_code
+        place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
+        return code, f"{place}{error.strerror}" if error.strerror else unexpected
+    if (package := missing_package(error)) is not None:
+        extra = f'"vaswani-transformer[{EXTRAS[package]}]"' if package in EXTRAS else package
+        message = f"{package} is not installed: pip install {extra}"
+    elif out_of_memory(error):
+        message = f"out of memory: {one_line(str(error))}; smaller batches and fewer beams need less"
+    elif lost_connection(error):
+        message = "lost the connection to another process, which has ended; the cause is in its own error message"
+    else:
+        return UNEXPECTED, unexpected
+    return UnavailableError.exit_code, message
 
 
 def lost_connection(error: BaseException) -> bool:
@@ -199,22 +212,8 @@ def render(error: BaseException, name: str | None = None) -> list[str]:
         path = context.command_path if context else name or Path(sys.argv[0]).name
         usage = context.get_usage() if context else f"Usage: {path} [OPTIONS]"
         return ["error: " + one_line(format_message()), one_line(f"{usage}   (more: {path} --help)")]
-    if isinstance(error, (InputError, BrokenFileError, UnavailableError, ProofError)):
-        message = str(error)
-    elif isinstance(error, OSError) and error.strerror:
-        place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
-        message = place + error.strerror
-    elif (package := missing_package(error)) is not None:
-        extra = f'"vaswani-transformer[{EXTRAS[package]}]"' if package in EXTRAS else package
-        message = f"{package} is not installed: pip install {extra}"
-    elif out_of_memory(error):
-        message = f"out of memory: {one_line(str(error))}; smaller batches and fewer beams need less"
-    elif lost_connection(error):
-        message = "lost the connection to another process, which has ended; the cause is in its own error message"
-    else:
-        message = f"unexpected {type(error).__name__}: {error}; --debug shows the traceback"
     rank = f"rank {os.environ.get('RANK')}: " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
-    line = one_line(message)
+    line = one_line(explain(error)[1])
     if len(line) > LONGEST_LINE:  # a file may hold a value of any length; the remedy is at the end
         line = f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"
     return ["error: " + rank + line]

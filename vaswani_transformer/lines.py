@@ -109,7 +109,8 @@ def read_arriving_lines(most: int) -> Iterator[list[str]]:
 def open_output(path: str | Path) -> Iterator[BinaryIO]:
     """Yield a binary stream to a file that appears only when it is complete; "-" is stdout. Raises InputError.
 
-    A symbolic link is kept and its target written; devices and named pipes are written directly.
+    A file whose name ends in .gz is compressed, with the same bytes each time. A symbolic link is kept and its target
+    written; devices and named pipes are written directly.
     """
     if str(path) == "-":
         if sys.stdout is None:
@@ -139,7 +140,11 @@ def open_output(path: str | Path) -> Iterator[BinaryIO]:
     if not target.parent.is_dir():
         raise InputError(f"{path}: the folder {target.parent} does not exist")
     with atomic_file(target) as stream:
-        yield stream
+        if path.suffix == ".gz":
+            with gzip.GzipFile("", "wb", fileobj=stream, mtime=0) as compressed:
+                yield cast(BinaryIO, compressed)
+        else:
+            yield stream
 
 
 def check_unicode(text: str, name: str) -> None:

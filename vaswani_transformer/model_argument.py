@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import typer
 
 from .atomic import temporary_path
 from .errors import InputError, escape_controls
 from .hub_files import DryRun, download, download_any, is_repository
-from .model_folder import ADAPTER, MODEL_TYPE
+from .model_folder import ADAPTER, MODEL_TYPE, choose_backend
 from .programs import import_program
 
 
@@ -27,11 +27,21 @@ def find_model(context: typer.Context, model: str, revision: str | None = None, 
     return context.with_resource(open_model(locate_model(model, revision, dry_run), model))
 
 
-def find_onnx_model(model: str, revision: str | None, dry_run: bool, precision: str | None) -> Path:
-    """Return the folder of a MODEL for the ONNX backend, which needs no other weights of a repository."""
+def find_model_and_backend(
+    context: typer.Context,
+    model: str,
+    backend: Literal["torch", "onnx"] | None,
+    revision: str | None = None,
+    dry_run: bool = False,
+    precision: str | None = None,
+) -> tuple[Path, Literal["torch", "onnx"]]:
+    """Return the folder of a command's MODEL and the backend that translates with it; see `options.Backend`."""
+    if (backend or choose_backend(Path(model))) == "torch":
+        return find_model(context, model, revision, dry_run), "torch"
     from .onnx_translator import files_of_export
 
-    return locate_model(model, revision, dry_run, files_of_export(precision))
+    # Of a repository, the ONNX backend needs no other weights.
+    return locate_model(model, revision, dry_run, files_of_export(precision)), "onnx"
 
 
 def locate_model(

@@ -106,7 +106,8 @@ class OnnxTranslator(Translator):
         num_return_sequences). Raises InputError naming the row with invalid ids: ONNX Runtime would read -1 as the last
         row of the embedding.
         """
-        sequences, scores = self._run(self.session, input_ids, attention_mask, self.change_search(**search))
+        ids, mask = self._check_batch(input_ids, attention_mask)
+        sequences, scores = self._run(self.session, ids, mask, self.change_search(**search))
         return sequences, scores
 
     def change_search(self, **settings: Any) -> SearchSettings:
@@ -155,20 +156,19 @@ class OnnxTranslator(Translator):
     def _run(
         self,
         session: Any,
-        input_ids: Any,
-        attention_mask: Any,
+        ids: np.ndarray,
+        mask: np.ndarray,
         settings: SearchSettings,
         run_options: Any = None,
         outputs: tuple[str, ...] = RESULTS,
     ) -> list[np.ndarray]:
-        """Check and run one batch, and return these outputs of the graph.
+        """Run one batch, and return these outputs of the graph.
 
         Ids are copied to the GPU if there is one; scalars determine shapes and stay on the CPU.
         """
         import onnxruntime
 
-        input_ids, mask = self._check_batch(input_ids, attention_mask)
-        ids_and_mask = {"input_ids": input_ids.astype(np.int64), "attention_mask": mask.astype(np.int64)}
+        ids_and_mask = {"input_ids": ids.astype(np.int64), "attention_mask": mask.astype(np.int64)}
         binding = session.io_binding()
         cuda = session.get_provider_options().get("CUDAExecutionProvider")
         for name, array in (ids_and_mask | graph_inputs(settings, self.has_repetition)).items():
@@ -198,10 +198,10 @@ class OnnxTranslator(Translator):
     def _source_spans(self, text: str, prefix: str) -> list[Span | None]:
         return token_spans(self.tokenizer.encode(prefix + text), prefix)
 
-    def _open_search(self, settings: SearchSettings, alignments: bool, is_shared: bool) -> BatchSearch:
+    def _open_search(self, settings: SearchSettings, alignments: bool, one_thread: bool) -> BatchSearch:
         if alignments:
             self._check_attention(settings)
-        return OnnxSearch(self, settings, alignments, self._one_thread_session() if is_shared else self.session)
+        return OnnxSearch(self, settings, alignments, self._one_thread_session() if one_thread else self.session)
 
     def _check_attention(self, settings: SearchSettings) -> None:
         """Raise InputError unless the graph returns the attention of the translations."""

@@ -20,7 +20,10 @@ Dtype = Annotated[
     Literal["float32", "bfloat16", "float16", "float64"] | None,
     typer.Option(help="Precision of the weights; default: as saved."),
 ]
-Backend = Annotated[Literal["torch", "onnx"], typer.Option(help="onnx reads a folder written by `export onnx`.")]
+Backend = Annotated[
+    Literal["torch", "onnx"] | None,
+    typer.Option(help="onnx reads what `export onnx` wrote; default: onnx for a folder with model.onnx alone."),
+]
 Workers = Annotated[
     int | None,
     typer.Option(min=1, help="Batches searched at the same time, a CPU thread each; default: all cores, 1 on a GPU."),

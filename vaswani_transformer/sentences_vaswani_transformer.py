@@ -185,7 +185,7 @@ class LanguageTokens:
 # commands after a prompt, the times of subtitles, comments.
 BLOCK_TAGS = (
     "br|p|div|li|ul|ol|dl|dt|dd|h[1-6]|hr|tr|td|th|table|thead|tbody|details|summary|blockquote|pre|center|"
-    "figure|figcaption|img|html|!doctype"
+    "figure|figcaption|img|html|head|title|body|section|article|header|footer|nav|main|aside|caption|!doctype"
 )
 SEPARATOR = re.compile(
     rf"""(?<![^{LINE_BREAKS}])[ \t>]{{0,12}}(?:(?P<fence>`{{3,}})[^`{LINE_BREAKS}]*(?![^{LINE_BREAKS}])

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -155,7 +155,8 @@ class TorchTranslator(Translator):
         return cast(str, self.target_tokenizer.decode(tokens, skip_special_tokens=True))
 
     def count_cores(self) -> int | None:
-        return torch.get_num_threads() if self.model.device.type == "cpu" else None
+        with THREADS_LOCK:
+            return torch.get_num_threads() if self.model.device.type == "cpu" else None
 
     def _source_spans(self, text: str, prefix: str) -> list[Span | None]:
         return self._spans(self.tokenizer, text, prefix)
@@ -168,8 +169,8 @@ class TorchTranslator(Translator):
         config = self.model.config
         return self.alignment_heads or default_heads(config.decoder_layers, config.decoder_attention_heads)
 
-    def _open_search(self, settings: SearchSettings, alignments: bool, is_shared: bool) -> BatchSearch:
-        return TorchSearch(self, settings, alignments, is_shared)
+    def _open_search(self, settings: SearchSettings, alignments: bool, one_thread: bool) -> BatchSearch:
+        return TorchSearch(self, settings, alignments, one_thread)
 
     def score(
         self,
@@ -358,20 +359,18 @@ def run_batches(batches: list[list[int]], run: Callable[[list[int]], list[Item]]
 
 
 class TorchSearch(BatchSearch):
-    """Runs a TorchTranslator's search, on one CPU thread in each of several threads if it is shared."""
+    """Runs a TorchTranslator's search."""
 
-    def __init__(self, translator: TorchTranslator, settings: SearchSettings, alignments: bool, is_shared: bool):
+    def __init__(self, translator: TorchTranslator, settings: SearchSettings, alignments: bool, one_thread: bool):
         self.translator, self.settings, self.alignments = translator, settings, alignments
-        self.is_shared, self.is_stopped = is_shared, False
+        self.one_thread, self.is_stopped = one_thread, False
         # It copies weights, which the model may change before the next call.
         self.decoder = CachedDecoder(translator.model)
         self.decoder.register_forward_pre_hook(self._check)
-        if is_shared:
-            single_threads.begin()
 
     def run(self, sources: Sources) -> Found:
-        if self.is_shared:
-            torch.set_num_threads(1)  # of this thread, and of threads that start now
+        if self.one_thread:
+            use_one_thread()
         batch = self.translator._batch(sources)
         with torch.inference_mode():
             found = beam_search(
@@ -397,31 +396,23 @@ class TorchSearch(BatchSearch):
     def stop(self) -> None:
         self.is_stopped = True
 
-    def close(self) -> None:
-        if self.is_shared:
-            single_threads.end()
+
+THREADS_LOCK = Lock()
 
 
-class SingleThreads:
-    """Restores torch's number of threads, which is global in part, when no call has threads of its own any more."""
+def use_one_thread() -> None:
+    """Make torch use one CPU thread in the thread that calls this.
 
-    def __init__(self) -> None:
-        self.lock, self.calls, self.threads = Lock(), 0, 1
-
-    def begin(self) -> None:
-        with self.lock:
-            if self.calls == 0:
-                self.threads = torch.get_num_threads()
-            self.calls += 1
-
-    def end(self) -> None:
-        with self.lock:
-            self.calls -= 1
-            if self.calls == 0:
-                torch.set_num_threads(self.threads)
-
-
-single_threads = SingleThreads()
+    `torch.set_num_threads` also sets the number for every thread in which torch has not run yet, so that a further
+    thread has to restore it. Nothing reads the number in between.
+    """
+    with THREADS_LOCK:
+        before = torch.get_num_threads()
+        if before > 1:
+            torch.set_num_threads(1)
+            restoring = Thread(target=torch.set_num_threads, args=(before,))
+            restoring.start()
+            restoring.join()
 
 
 def unwrap_peft(model: Any) -> VaswaniTransformerForConditionalGeneration:

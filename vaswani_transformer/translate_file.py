@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from .atomic import atomic_file, lock
+from .atomic import atomic_file, lock, remove_stale
 from .errors import BrokenFileError, InputError
 from .lines import open_output, read_lines
 from .model_folder import MODEL_FILES, files_sha256, read_json_object, write_json
@@ -36,13 +36,13 @@ def translate_file(
     """
     folder = output.with_name(f"{output.name}.parts")
     with claim_parts(folder, about | {"chunk_lines": part_lines, "input": files_sha256(source)}):
-        parts: dict[Path, int] = {}  # and how many texts each translates: it has as many lines, or more
+        parts: dict[Path, int] = {}  # and the lines that each has at least; with --n-best it has more
         missing: deque[Path] = deque()  # parts that are being translated
 
         def read_missing() -> Iterator[NumberedLines]:
             for lines, first in translator.number_chunks(split_into_chunks(read(source), part_lines)):
                 part = folder / f"part-{len(parts):07}"
-                parts[part] = len(lines)
+                parts[part] = sum(map(translator.count_lines, lines))
                 if not part.is_file():
                     missing.append(part)
                     yield lines, first
@@ -100,6 +100,7 @@ def join_parts(parts: dict[Path, int], folder: Path, output: Path) -> None:
             out.write(content)
     for path in (*parts, folder / ABOUT):
         path.unlink()
+        remove_stale(path)  # of a process that was killed just after it had written the part
     if not any(folder.iterdir()):
         folder.rmdir()
 

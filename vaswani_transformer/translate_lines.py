@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from .doubts import Doubt
 from .errors import InputError
 from .lines import remove_line_breaks
 from .translator import Hypothesis, MissingLanguageError, NotFiniteError, Translator, as_texts
+from .unwrap import Copied
 
 NumberedLines = tuple[list[str], int]  # and the number of the first line
 
@@ -72,31 +73,37 @@ class LineTranslator:
 
         look_ahead: read a chunk before the previous one is yielded; False for text that is still being written
         """
-        numbers: deque[list[int]] = deque()  # of the lines of the chunks that are being translated
+        pending: deque[tuple[list[str], list[int]]] = deque()  # the lines, and their numbers, of the chunks begun
         doubts: list[Doubt] = []
 
         def texts() -> Iterator[list[str]]:
             for lines, first in chunks:
-                numbers.append(self._number_lines(lines, first))
+                numbers = self._number_lines(lines, first)
+                pending.append((lines, numbers))
                 yield [
                     text
-                    for line, number in zip(lines, numbers[-1], strict=True)
-                    for text in as_texts(line, "line", self.max_characters, number)
+                    for line, number in zip(lines, numbers, strict=True)
+                    for text in as_texts("" if isinstance(line, Copied) else line, "line", self.max_characters, number)
                 ]
 
         try:
             options = {"look_ahead": look_ahead, "doubts": doubts, "alignments": self.columns.alignments}
             with closing(self.translator.find_in_chunks(texts(), **options, **self.options)) as found:
                 for translations in found:
-                    of_chunk = numbers.popleft()
-                    self._report(doubts, of_chunk)
+                    lines, numbers = pending.popleft()
+                    self._report(doubts, numbers)
                     doubts.clear()
-                    numbered = zip(of_chunk, translations, strict=True)
-                    yield [self.columns.format(each, number) for number, hypotheses in numbered for each in hypotheses]
+                    yield [
+                        self.columns.format(replace(each, text=line) if isinstance(line, Copied) else each, number)
+                        for line, number, hypotheses in zip(lines, numbers, translations, strict=True)
+                        for each in hypotheses
+                    ]
         except NotFiniteError as error:
-            raise NotFiniteError(0, "line", numbers[0][error.index]) from None  # found at the end of the oldest chunk
+            raise NotFiniteError(
+                0, "line", pending[0][1][error.index]
+            ) from None  # found at the end of the oldest chunk
         except MissingLanguageError as error:
-            number = numbers[-1][error.index]  # found at the beginning of the newest chunk
+            number = pending[-1][1][error.index]  # found at the beginning of the newest chunk
             raise MissingLanguageError(0, "line", error.reason, number) from None
 
     def number_chunks(self, chunks: Iterable[list[str]]) -> Iterator[NumberedLines]:
@@ -104,13 +111,14 @@ class LineTranslator:
         first = 1
         for lines in chunks:
             yield lines, first
-            first += sum(map(self._count_lines, lines))
+            first += sum(map(self.count_lines, lines))
 
     def _number_lines(self, lines: list[str], first: int) -> list[int]:
         """Return the number of each line in the output."""
-        return list(accumulate(map(self._count_lines, lines[:-1]), initial=first))
+        return list(accumulate(map(self.count_lines, lines[:-1]), initial=first))
 
-    def _count_lines(self, line: str) -> int:
+    def count_lines(self, line: str) -> int:
+        """Return the number of lines of output for the best translation of a line."""
         return 1 + line.count("\n") if self.columns.breaks_lines else 1
 
     def _report(self, doubts: list[Doubt], numbers: list[int]) -> None:

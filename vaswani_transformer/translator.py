@@ -260,11 +260,11 @@ class Translator(ABC):
         """Return the characters of each token of `prefix + text` in the text, None for other tokens."""
 
     @abstractmethod
-    def _open_search(self, settings: SearchSettings, alignments: bool, is_shared: bool) -> BatchSearch:
+    def _open_search(self, settings: SearchSettings, alignments: bool, one_thread: bool) -> BatchSearch:
         """Return a search for at most `num_return_sequences` hypotheses of each source, best first.
 
         alignments: whether it returns the attention of their tokens
-        is_shared: whether searches in other threads run at the same time; each has one CPU thread then
+        one_thread: whether each of its batches uses one CPU thread, because other threads search at the same time
         """
 
     @abstractmethod

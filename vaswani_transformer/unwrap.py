@@ -1,39 +1,195 @@
-"""Join the lines of a hard-wrapped document into paragraphs; its code, lists, tables and headings stay as they are."""
+"""Join the lines of a hard-wrapped document into paragraphs; its code, lists, tables and headings stay as they are.
+
+mark_copied     lines -> lines, and what is not translated
+join_lines      the lines of a paragraph -> one
+"""
 
 import math
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
-from itertools import groupby, pairwise
+from itertools import chain, groupby, islice, pairwise
+from typing import NamedTuple
 
-from .sentences_vaswani_transformer import SEPARATOR, closing_fence, is_underline
+from .sentences_vaswani_transformer import BLOCK_TAGS, SEPARATOR, closing_fence, is_underline
 
-# A list item, heading, table, command, image, definition, field or speaker begins a line of its own.
+BLOCK_TAG = rf"(?i:</?(?:{BLOCK_TAGS})(?![a-z0-9])[^<>]*>)"
+# A list item, heading, table, command, image, definition, field, speaker, row of columns or tag begins a line of
+# its own.
 NEW_LINE = re.compile(
     r"""\s*(?:[-*+•‣◦·–—#|♪:]+\s|(?:\d{1,3}|[ivx]{2,4})[.)]\s|[A-Za-z]\)\s|\((?:\d{1,3}|[a-z]|[ivx]{2,4})\)\s|\||\$\s|>>>\s|\.\.\s
-    |\[?!\[|\[[^\[\]]{1,100}\](?::\s|\s*\Z)|:\w[\w ]*:\s|[A-Z][A-Za-z-]{1,20}:\s)""",
+    |\[?!\[|\[[^\[\]]{1,100}\](?::\s|\s*\Z)|:\w[\w ]*:\s|[A-Z][A-Za-z-]{1,20}:\s
+    |\[\w+:|\S.*\s{3,}\S|<!--|"""
+    rf"""{BLOCK_TAG})""",
     re.VERBOSE,
 )
+TIME = re.compile(r"\s*\[?\d{1,4}[-:./]\d\d?\b\S*\s")  # begins the lines of a log or a chat
 QUOTE = re.compile(r"(?:[ \t]{0,3}>)*")  # of an e-mail, or of Markdown
-LINE_BREAK = ("  ", "\\")  # of Markdown, at the end of a line
-# A heading, a row of a table, and the title of a box of GitHub are no part of a paragraph.
-ALONE = re.compile(r"\s*(?:[#|]|(?:>\s*)*\[!\w+\]\s*\Z)")
+# At the end of a line: a line break of Markdown, or a tag or comment of HTML that stands by itself.
+LINE_BREAK = re.compile(rf"(?:\x20\x20|\\|{BLOCK_TAG}|-->)\Z")
+FULL_WIDTH_TEXT = 50  # characters of a line; subtitles and columns are narrower
+# A heading, a row of a table, and a title in brackets, as of a box of GitHub, are no part of a paragraph.
+ALONE = re.compile(r"\s*(?:[#|]|(?:>\s*)*\[[^\[\]]{1,100}\]\s*\Z)")
 CODE_INDENTATION = 4
+CODE_SYMBOL = re.compile(r"[^\w\s'’-]|\d|(?<!\w)-")
+DEFINITION = re.compile(r"\w:\s")
+HEADING = re.compile(r"#{1,6}\s")
+FRONT_MATTER = {"---": ("---", "..."), "+++": ("+++",)}  # marks of its beginning and its end, in YAML and TOML
+FRONT_MATTER_KEY = re.compile(r"[\w-]+\s*[:=]")
+LONGEST_FRONT_MATTER = 200  # lines
+CODE_TAG = re.compile(r"\s*<(pre|script|style)(?:\s[^<>]*)?>", re.IGNORECASE)
+DIRECTIVE = re.compile(
+    r"\s*\.\.\s+(?:(?P<code>(?:code|code-block|sourcecode|highlight|raw|math|toctree)::)|[\w-]+::)"
+)  # of reStructuredText
+WEBVTT_BLOCK = re.compile(r"(?:NOTE|STYLE|REGION)(?:\s|\Z)")
+
+
+class Copied(str):
+    """Lines of a document that are not translated: code, and what only programs read."""
 
 
 def unwrap_lines(lines: Iterable[str]) -> Iterator[str]:
     """Join the lines of a hard-wrapped text into one line for each paragraph; blank lines stay.
 
-    A block of code between fences is one text, with its line breaks; the lines of indented code stay apart. List items,
-    headings, other quotations, lines after a line break of Markdown, and lines without a letter begin a line of their
-    own. So does a line that is indented otherwise than the line before, if its first word had room there, as below a
-    heading of a manual page: no program wrapped it.
+    What is not translated is a Copied: code, with its line breaks, and what only programs read. List items, headings,
+    other quotations, tags of HTML blocks, lines after a line break of Markdown, and lines without a letter begin a line
+    of their own. So does a line that no program wrapped, because its first word had room on the line before: if it is
+    indented otherwise, as below a heading of a manual page, or follows a line of half the width, as in an address.
     """
+    return join_lines(mark_copied(lines))
+
+
+# ---- what is not translated ------------------------------------------------------------------------------------------
+
+
+def mark_copied(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of a document; what is not translated is a Copied, which may have line breaks."""
+    rest = iter(lines)
+    beginning = list(islice(rest, 1))
+    first = beginning[0] if beginning else ""
+    if first.rstrip() in FRONT_MATTER:
+        beginning += islice(rest, LONGEST_FRONT_MATTER)
+        if length := find_front_matter(beginning):
+            yield Copied("\n".join(beginning[:length]))
+            del beginning[:length]
+    rest = chain(beginning, rest)
+    yield from mark_webvtt(rest) if first.startswith("WEBVTT") else mark_code(rest)
+
+
+def find_front_matter(lines: list[str]) -> int:
+    """Return the number of lines of the front matter with which a document begins, with its marks; 0 if it has none."""
+    ends = FRONT_MATTER[lines[0].rstrip()]
+    if len(lines) > 1 and FRONT_MATTER_KEY.match(lines[1]):
+        for number, line in enumerate(lines[1:], start=2):
+            if line.rstrip() in ends:
+                return number
+    return 0
+
+
+def mark_webvtt(lines: Iterable[str]) -> Iterator[str]:
+    """Copy the comments, the styles and the names of the cues of subtitles."""
+    for is_blank, block in groupby(lines, lambda line: not line.strip()):
+        first, *others = block
+        if is_blank:
+            yield from (first, *others)
+        elif WEBVTT_BLOCK.match(first):
+            yield Copied("\n".join((first, *others)))
+        else:
+            yield Copied(first) if others and "-->" in others[0] else first
+            yield from others
+
+
+def mark_code(lines: Iterable[str]) -> Iterator[str]:
+    """Copy blocks of code, directives of reStructuredText, and indented commands below a line that ends in a colon."""
+    rest = iter(lines)
+    unclosed: dict[str, int] = {}  # lengths of fences that nothing closes, by their character or tag
+    text, above = "", ""  # the last line with text, and the line in front of this one
+    code: list[str] = []  # lines that are at least indented by `indent`
+    indent = 0
+    while (line := next(rest, None)) is not None:
+        if code and (not line.strip() or indentation(line) >= indent):
+            code.append(line)
+            continue
+        yield from copy_code(code)
+        code = []
+        fence = None if is_underline(line, above) else find_fence(line)
+        directive = DIRECTIVE.match(line)
+        if fence:
+            block, is_closed = [line], fence.length >= unclosed.get(fence.kind, math.inf)
+            if not is_closed:
+                for code_line in rest:
+                    block.append(code_line)
+                    if is_closed := fence.closing.search(code_line) is not None:
+                        break
+                else:
+                    unclosed[fence.kind] = fence.length
+                    block, rest = [line], iter(block[1:])
+            yield Copied("\n".join(block))
+        elif directive and directive["code"]:
+            code, indent = [line], indentation(line) + 1
+        elif directive:
+            yield Copied(line)
+        elif not above.strip() and introduces_code(text) and is_command(line, indentation(text)):
+            code, indent = [line], indentation(line)
+        else:
+            yield line
+        text, above = line if line.strip() else text, line
+    yield from copy_code(code)
+
+
+def copy_code(lines: list[str]) -> Iterator[str]:
+    """Yield lines of code as one text, and the blank lines after it."""
+    length = max((number for number, line in enumerate(lines, start=1) if line.strip()), default=0)
+    if length:
+        yield Copied("\n".join(lines[:length]))
+    yield from lines[length:]
+
+
+def introduces_code(line: str) -> bool:
+    return line.rstrip().endswith(":") or HEADING.match(line) is not None
+
+
+def is_command(line: str, indent: int) -> bool:
+    """Return whether a line is indented by four characters more than `indent`, and no sentence.
+
+    A sentence begins with a capital, ends in punctuation, defines a word, or has five words without any symbol.
+    """
+    if indentation(line) < indent + CODE_INDENTATION:
+        return False
+    code = line.strip()
+    letter = next(filter(str.isalpha, code), "")
+    is_sentence = code.endswith((".", ",", "!", "?")) or letter.lower() == letter.upper() or letter.isupper()
+    return not (is_sentence or DEFINITION.search(code)) and (
+        len(code.split()) < 5 or CODE_SYMBOL.search(code) is not None
+    )
+
+
+class Fence(NamedTuple):
+    """The line that opens a block of code."""
+
+    kind: str  # ` or ~ or the tag of HTML
+    length: int  # a longer fence may close though a shorter one does not
+    closing: re.Pattern[str]
+
+
+def find_fence(line: str) -> Fence | None:
+    """Return the fence with which a line opens a block of code, or None."""
+    found = SEPARATOR.match(line)
+    if found and (marks := found["fence"] or found["tildes"]):
+        return Fence(marks[0], len(marks), re.compile(closing_fence(marks).pattern + r"\Z"))
+    if (tag := CODE_TAG.match(line)) and (rest := f"</{tag[1]}>") not in line.lower():
+        return Fence(tag[1].lower(), 1, re.compile(re.escape(rest), re.IGNORECASE))
+    return None
+
+
+# ---- paragraphs ------------------------------------------------------------------------------------------------------
+
+
+def join_lines(lines: Iterable[str]) -> Iterator[str]:
+    """Yield a line for each paragraph, and other lines as they are."""
     width = 0
     for block in split_into_blocks(lines):
-        if find_fence(block[0]):
-            yield "\n".join(block)
-        elif len(block) == 1:
+        if len(block) == 1:
             yield block[0]
         else:
             width = max(width, *(len(line.rstrip()) for line in block))
@@ -41,36 +197,19 @@ def unwrap_lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 def split_into_blocks(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Yield blocks of code with their fences, runs of lines that have words, and each other line."""
-    rest, block = iter(lines), list[str]()
-    unclosed = {"`": math.inf, "~": math.inf}  # lengths of fences that nothing closes
-    while (line := next(rest, None)) is not None:
-        fence = "" if block and is_underline(line, block[-1]) else find_fence(line)
-        code = [line]
-        if fence and len(fence) < unclosed[fence[0]]:
-            closing = closing_fence(fence)
-            for code_line in rest:
-                code.append(code_line)
-                if closing.fullmatch(code_line):
-                    break
-            else:
-                unclosed[fence[0]] = len(fence)
-                code, rest = [line], iter(code[1:])
-        if fence or is_copied(line) or ALONE.match(line) or not any(letter.isalpha() for letter in line):
+    """Yield runs of lines that have words, and each other line."""
+    block: list[str] = []
+    for line in lines:
+        is_alone = isinstance(line, Copied) or is_copied(line) or ALONE.match(line)
+        if is_alone or not any(letter.isalpha() for letter in line):
             if block:
                 yield block
-            yield code
+            yield [line]
             block = []
         else:
             block.append(line)
     if block:
         yield block
-
-
-def find_fence(line: str) -> str:
-    """Return the characters of the fence with which a line opens a block of code, or ""."""
-    found = SEPARATOR.match(line)
-    return (found["fence"] or found["tildes"] or "") if found else ""
 
 
 def is_copied(line: str) -> bool:
@@ -98,17 +237,27 @@ def has_room(line: str, following: str, width: int) -> bool:
     return len(line.rstrip()) + 1 + len(following.split(maxsplit=1)[0]) <= width
 
 
+def is_short(line: str, width: int) -> bool:
+    """Return whether a line, as of an address, is shorter than half of the lines of a text that has full ones."""
+    return width >= FULL_WIDTH_TEXT and 2 * len(line.rstrip()) < width
+
+
 def join_paragraphs(block: list[str], width: int) -> Iterator[str]:
     """Yield a line for each paragraph of a block.  width: of the text, at which it was wrapped"""
     paragraph, before, quote_before = "", "", ""
+    are_timed = TIME.match(block[0])
     for line, is_code in zip(block, find_code(block), strict=True):
         quote = QUOTE.match(line)[0]  # pyright: ignore[reportOptionalSubscript]
         text = line[len(quote) :]
         is_indented = indentation(text) != indentation(before) and not NEW_LINE.match(before)
         begins = is_code or NEW_LINE.match(text) or (is_indented and has_room(quote_before + before, text, width))
+        begins = begins or (are_timed and TIME.match(text))
         begins = begins or quote.count(">") > 2 or quote.split() != quote_before.split()  # >>> is also Python's prompt
         end = "  " if line.endswith("  ") else ""
-        if paragraph and not (begins or paragraph.endswith(LINE_BREAK)):
+        begins = begins or (
+            is_short(before, width) and not text.lstrip()[:1].islower() and has_room(before, text, width)
+        )
+        if paragraph and not (begins or LINE_BREAK.search(paragraph)):
             paragraph = join_wrapped(paragraph, text.strip()) + end
         else:
             if paragraph:
@@ -119,7 +268,8 @@ def join_paragraphs(block: list[str], width: int) -> Iterator[str]:
 
 
 def indentation(line: str) -> int:
-    return len(line) - len(line.lstrip())
+    """Return the width of the white space in front of a line, in which a tab is as wide as an indentation of code."""
+    return len(line[: len(line) - len(line.lstrip())].expandtabs(CODE_INDENTATION))
 
 
 def join_wrapped(first: str, second: str) -> str:

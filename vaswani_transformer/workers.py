@@ -34,9 +34,6 @@ class BatchSearch(ABC):
     def stop(self) -> None:
         """Make every running `run` raise an exception soon."""
 
-    def close(self) -> None:  # noqa: B027  (most searches have nothing to release)
-        """Restore what the search has changed, after the last `run`."""
-
 
 class Workers:
     """Runs searches of batches, on several threads if there are several batches; its threads end with the `with` block.
@@ -46,9 +43,9 @@ class Workers:
     """
 
     def __init__(self, open_search: Callable[[bool], BatchSearch], count: int, one_thread: bool = False):
-        """open_search: returns a search that runs alone (False), or one that runs beside others and has one CPU thread
+        """open_search: returns a search whose batches use all CPU threads (False) or one each (True)
 
-        one_thread: whether searches run beside others in any case: those of the caller's other threads
+        one_thread: whether a batch uses one CPU thread even if it is alone, because the caller has other threads
         """
         self.count, self.one_thread, self._open_search = count, one_thread, open_search
         self._searches: dict[bool, BatchSearch] = {}
@@ -61,16 +58,14 @@ class Workers:
         for search in self._searches.values():
             search.stop()  # nothing is running, except after an error or Ctrl-C
         self._executor.shutdown(cancel_futures=True)
-        for search in self._searches.values():
-            search.close()
 
     def start(self, batches: Sequence[Sources]) -> Iterator[Found]:
         """Begin to search the batches in their order; return an iterator over the results, in the same order."""
-        is_shared = self.one_thread or (self.count > 1 and len(batches) > 1)
-        if is_shared not in self._searches:
-            self._searches[is_shared] = self._open_search(is_shared)
-        search = self._searches[is_shared]
-        if is_shared or search.blocks_signals:  # torch's number of threads is set in a thread of its own
+        one_thread = self.one_thread or (self.count > 1 and len(batches) > 1)
+        if one_thread not in self._searches:
+            self._searches[one_thread] = self._open_search(one_thread)
+        search = self._searches[one_thread]
+        if one_thread or search.blocks_signals:  # torch's number of threads is set in a thread of its own
             futures = [self._executor.submit(search.run, batch) for batch in batches]
             return (future.result() for future in futures)
         return map(search.run, batches)

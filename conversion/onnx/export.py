@@ -80,8 +80,8 @@ def export_single_folder(
         bpe = load_byte_level_bpe(model_folder, model) if text else None
         on_stage("exporting the model")
         graph = export_single_graph(half_if_fp16(model, precision), attention, repetition)
-        settings = {} if defaults else default_inputs(model, repetition)
-        remove_defaults(graph, settings)
+        required = {} if defaults else default_inputs(model, repetition)
+        require_inputs(graph, required)
         on_stage("writing the graphs")
         path = unfinished / "model.onnx"
         write_graph(graph, path, precision)
@@ -99,7 +99,7 @@ def export_single_folder(
         if triton:
             arrange_for_triton(unfinished, "model_text.onnx" if text else "model.onnx")
         elif (model_folder / "tokenizer.json").exists():
-            page = write_readme(model, model_folder, precision, settings, unfinished, attention, repetition)
+            page = write_readme(model, model_folder, precision, required, unfinished, attention, repetition)
             (unfinished / "README.md").write_text(page, encoding="utf-8")
     return "\n".join(reports)
 
@@ -159,8 +159,8 @@ def check_and_load_tokenizer(folder: ModelFolder, model: Model, required: bool =
     return load_tokenizer(folder.path, model.config)
 
 
-def remove_defaults(graph: ModelProto, inputs: Container[str]) -> None:
-    """Make optional inputs required, in place."""
+def require_inputs(graph: ModelProto, inputs: Container[str]) -> None:
+    """Remove the default values of inputs, in place."""
     for tensor in [tensor for tensor in graph.graph.initializer if tensor.name in inputs]:
         graph.graph.initializer.remove(tensor)
 

@@ -25,7 +25,7 @@ def write_readme(
     model: Model,
     model_folder: Path,
     precision: str,
-    settings: Mapping[str, np.ndarray],
+    required: Mapping[str, np.ndarray],
     folder: Path,
     attention: bool,
     repetition: bool,
@@ -33,7 +33,7 @@ def write_readme(
     """Return README.md for an exported folder.
 
     model_folder: the folder that the model was loaded from
-    settings: required inputs with example values;  folder: the export, complete except for this file
+    required: the settings without a default, with example values;  folder: the export, complete except for this file
     attention, repetition: whether the graph has the output cross_attentions and the inputs against repetitions
     """
 
@@ -50,8 +50,8 @@ def write_readme(
     target_tokenizer = f'tokenizers.Tokenizer.from_file("{TARGET_TOKENIZER}/tokenizer.json")'
     weights = " Its weights are in `model.onnx.data`, which must be in the same folder."
     # model_text.onnx returns only the best translation.
-    text_settings = {name: value for name, value in settings.items() if name != FIXED_INPUT}
-    scalar = "scalar" if settings else "scalar, optional"
+    text_settings = {name: value for name, value in required.items() if name != FIXED_INPUT}
+    scalar = "scalar" if required else "scalar, optional"
     languages = LanguageTokens(Tokenizer.from_file(str(folder / "tokenizer.json")))
     token = f"{languages.tokens[0]} " if languages.are_needed else ""
     tagged = f'[piece and f"{token}{{piece}}" for piece in pieces[::2]]  # the language token in front of each'
@@ -61,9 +61,9 @@ def write_readme(
         "sentences": tagged if token else "pieces[::2]",
         "languages": describe_languages(model_folder),
         "precision": precision,
-        "define_settings": write_settings(settings),
+        "define_settings": write_settings(required),
         "define_text_settings": write_settings(text_settings),
-        "settings": ", **settings" if settings else "",
+        "settings": ", **settings" if required else "",
         "typed_text": typed_text if is_text else "",
         "pad": model.config.pad_token_id,
         "weights": if_exists("model.onnx.data", weights, ""),

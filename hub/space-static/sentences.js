@@ -51,7 +51,7 @@ const NOT_OF_EMOJI = new RegExp(
 );
 const BLOCK_TAGS =
   "br|p|div|li|ul|ol|dl|dt|dd|h[1-6]|hr|tr|td|th|table|thead|tbody|details|summary|blockquote|pre|center|" +
-  "figure|figcaption|img|html|!doctype";
+  "figure|figcaption|img|html|head|title|body|section|article|header|footer|nav|main|aside|caption|!doctype";
 const SEPARATOR = new RegExp(
   `(?<![^${LINE_BREAKS}])[ \\t>]{0,12}(?:(?<fence>\`{3,})[^\`${LINE_BREAKS}]*(?![^${LINE_BREAKS}])` +
     `|(?<tildes>~{3,})[^${LINE_BREAKS}]*|(?:\\$ [a-z./~]|WEBVTT(?!${WHITE.replace("[", "[^")})` +

@@ -126,7 +126,7 @@ def translate(
     return sentences
 
 
-def joined(sentences: list[Hypotheses]) -> str:
+def join_sentences(sentences: list[Hypotheses]) -> str:
     """Join the best translations as the model's pipeline does."""
     parts = [
         {"sequences": torch.tensor([sentence.targets[:1]]), "separator": sentence.separator, "is_blank": False}
@@ -200,11 +200,11 @@ def on_translate(
     sentences = translate(text, beams, alpha, whole, language, partial(progress.tqdm, unit="sentences"))
     if not sentences:
         return gr.skip()  # keeps the last translation
-    return joined(sentences), chooser(sentences), sentences, *on_sentence(sentences, 0, kind, layer, head)
+    return join_sentences(sentences), chooser(sentences), sentences, *on_sentence(sentences, 0, kind, layer, head)
 
 
 def on_sentence(sentences: list[Hypotheses], number: int, kind: str, layer: int, head: int | str):
-    return gr.Radio(scored(sentences[number]), value=0), *on_choose(sentences, number, 0, kind, layer, head)
+    return gr.Radio(label_with_scores(sentences[number]), value=0), *on_choose(sentences, number, 0, kind, layer, head)
 
 
 def on_choose(sentences: list[Hypotheses], number: int, choice: int, kind: str, layer: int, head: int | str):
@@ -222,7 +222,7 @@ def api_translate(
             f"The text has {len(text):,} characters; the limit is {MAX_CHARACTERS:,}.", print_exception=False
         )
     language = language or first_language()
-    return joined(sentences) if (sentences := translate(text, beams, alpha, whole, language)) else text
+    return join_sentences(sentences) if (sentences := translate(text, beams, alpha, whole, language)) else text
 
 
 def on_kind(attention: Attention, kind: str, layer: int, head: int | str):
@@ -244,7 +244,7 @@ def first_language() -> str | None:
     return next(iter(LANGUAGES.values()), None)
 
 
-def scored(hypotheses: Hypotheses) -> list[tuple[str, int]]:
+def label_with_scores(hypotheses: Hypotheses) -> list[tuple[str, int]]:
     pairs = zip(hypotheses.texts, hypotheses.scores, strict=True)
     return [(f"{text} ({score:.3f})".replace("(-", "(−"), index) for index, (text, score) in enumerate(pairs)]
 
@@ -282,10 +282,12 @@ def page() -> gr.Blocks:
                     elem_id="language",
                 )
                 button = gr.Button("Translate", variant="primary", elem_id="translate")
-                translation = gr.Textbox(joined(first), label="Translation", interactive=False, elem_id="translation")
+                translation = gr.Textbox(
+                    join_sentences(first), label="Translation", interactive=False, elem_id="translation"
+                )
                 number = chooser(first)
                 title = "Hypotheses of the beam search, with scores"
-                choice = gr.Radio(scored(first[0]), value=0, label=title, elem_id="hypotheses")
+                choice = gr.Radio(label_with_scores(first[0]), value=0, label=title, elem_id="hypotheses")
                 clicked = gr.Examples(examples, text, label="Examples", preload=False).load_input_event
                 with gr.Accordion("Search", open=False):
                     search = search_settings()
