@@ -12,7 +12,8 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +27,7 @@ from safetensors.torch import load_file
 
 from vaswani_transformer.atomic import atomic_folder, check_new_folder
 from vaswani_transformer.errors import BrokenFileError, InputError, one_line, out_of_memory
-from vaswani_transformer.model_folder import check_readable
+from vaswani_transformer.model_folder import check_readable, enumerate_names
 
 from .options import show_value
 
@@ -168,11 +169,47 @@ def load_checkpoint(path: Path) -> Any:
             raise BrokenFileError(f"{path} is not a complete checkpoint of PyTorch ({found}); copy it again") from None
 
 
+def load_shards(files: Iterable[Path]) -> dict[str, torch.Tensor]:
+    """Return the tensors of several .safetensors files. Raises BrokenFileError if two files have the same tensor."""
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        shard = load_checkpoint(file)
+        if twice := sorted(tensors.keys() & shard.keys()):
+            raise BrokenFileError(
+                f"{file} holds {enumerate_names(twice)}, which another .safetensors file next to it holds as well; "
+                "move the files of other checkpoints away"
+            )
+        tensors |= shard
+    return tensors
+
+
 def check_archive(entries: list[zipfile.ZipInfo], path: Path) -> None:
-    """Raise BrokenFileError for a small zip file that would unpack to more than fits in memory."""
+    """Raise BrokenFileError for a small zip file that would unpack to more than fits in memory, or a name used twice.
+
+    Programs differ in which of two entries with one name they read.
+    """
+    names = collections.Counter(entry.filename.removesuffix(".npy") for entry in entries)
+    if names and (most := names.most_common(1)[0])[1] > 1:
+        raise BrokenFileError(f"{path} is damaged: it has {most[1]} entries named {most[0]!r}; copy it again")
     size, unpacked = path.stat().st_size, sum(entry.file_size for entry in entries)
     if unpacked > MAX_COMPRESSION * size:
         raise BrokenFileError(f"{path} has {size:,} bytes and would unpack to {unpacked:,}; it was not loaded")
+
+
+def check_sums(path: Path, entries: list[zipfile.ZipInfo]) -> None:
+    """Raise BrokenFileError for a file of torch.save with an entry that does not match its checksum: torch reads none.
+
+    All checksums are 0 after `torch.serialization.set_crc32_options(False)`.
+    """
+    if not any(entry.CRC for entry in entries):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:  # also an entry's second name
+        raise BrokenFileError(f"{path} is damaged: {one_line(str(error))}; copy it again") from None
+    if damaged is not None:
+        raise BrokenFileError(f"{path} is damaged: {damaged} does not match its checksum; copy it again")
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -207,6 +244,7 @@ def list_records(path: Path) -> list[int] | None:
     except (zipfile.BadZipFile, NotImplementedError, ValueError):
         return []  # torch reports what is wrong with it
     check_archive(entries, path)
+    check_sums(path, entries)
     for entry, following in pairwise(entries):
         # Also true of compressed records, whose bytes torch would take for numbers.
         if entry.header_offset + entry.file_size > following.header_offset:

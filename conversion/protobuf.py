@@ -21,8 +21,10 @@ from vaswani_transformer.model_folder import check_readable
 FOOTER, MAGIC = 48, 0xDB4775248B80FB57
 NO_COMPRESSION = 0
 SHARDS, ENDIANNESS = 1, 2  # fields of BundleHeaderProto
-DTYPE, SHAPE, SHARD, OFFSET, SIZE, SLICES = 1, 2, 3, 4, 5, 7  # fields of BundleEntryProto
+DTYPE, SHAPE, SHARD, OFFSET, SIZE, CHECKSUM, SLICES = 1, 2, 3, 4, 5, 6, 7  # fields of BundleEntryProto
 TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}  # of tensorflow.DataType
+# The bytes whose remainder is 0xFFFFFFFF, the value with which a CRC-32C begins.
+INITIAL_VALUE = np.array([0x54, 0x64, 0x1F, 0x64], np.uint8)
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 
 
@@ -33,6 +35,7 @@ class Entry:
     shard: int
     offset: int
     size: int
+    checksum: bytes | None  # masked CRC-32C, see `mask`
 
 
 class Bundle:
@@ -65,7 +68,10 @@ class Bundle:
         count = math.prod(entry.shape)
         if entry.size != count * dtype.itemsize or entry.offset + entry.size > shard.stat().st_size:
             raise BrokenFileError(f"{shard} is too short for {name} ({shard.stat().st_size:,} bytes); copy it again")
-        return np.fromfile(shard, dtype=dtype, count=count, offset=entry.offset).reshape(entry.shape)
+        array = np.fromfile(shard, dtype=dtype, count=count, offset=entry.offset)
+        if entry.checksum is not None and entry.checksum != mask(crc32c(array.view(np.uint8))):
+            raise BrokenFileError(f"{shard} is damaged: {name} does not match its checksum; copy it again")
+        return array.reshape(entry.shape)
 
 
 def read_entry(message: bytes) -> Entry:
@@ -80,7 +86,43 @@ def read_entry(message: bytes) -> Entry:
         if number == 2
     ]
     dtype, shard, offset, size = (entry.get(number, 0) for number in (DTYPE, SHARD, OFFSET, SIZE))
-    return Entry(dtype, tuple(shape), shard, offset, size)
+    return Entry(dtype, tuple(shape), shard, offset, size, entry.get(CHECKSUM))
+
+
+def mask(checksum: int) -> bytes:
+    """Return a checksum in the form in which TensorFlow and LevelDB save it."""
+    rotated = (checksum >> 15 | checksum << 17) & 0xFFFFFFFF
+    return ((rotated + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
+
+
+def crc32c(data: np.ndarray) -> int:
+    """Return the CRC-32C of bytes, which neither zlib nor numpy has.
+
+    Rows of bytes are processed side by side, and their remainders are joined in pairs.
+    """
+    data = np.concatenate((INITIAL_VALUE, data))
+    width = 256
+    rows = 1 << (len(data) // width).bit_length()
+    padded = np.zeros(rows * width, np.uint8)  # zeros in front do not change the remainder
+    padded[len(padded) - len(data) :] = data
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = table >> 1 ^ np.where(table & 1, np.uint32(0x82F63B78), np.uint32(0))
+    # The last 32 states become the columns of the matrix that appends a row of zeros.
+    states = np.concatenate((np.zeros(rows, np.uint32), np.uint32(1) << np.arange(32, dtype=np.uint32)))
+    for column in padded.reshape(rows, width).T:
+        states[:rows] ^= column
+        states = table[states & 0xFF] ^ states >> 8
+    states, matrix = states[:rows], states[rows:]
+
+    def append_zeros(values: np.ndarray) -> np.ndarray:
+        bits = values[:, None] >> np.arange(32, dtype=np.uint32) & 1
+        return np.bitwise_xor.reduce(bits * matrix, axis=1)
+
+    while len(states) > 1:
+        states = append_zeros(states[::2]) ^ states[1::2]
+        matrix = append_zeros(matrix)
+    return int(states[0]) ^ 0xFFFFFFFF
 
 
 def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -116,7 +116,7 @@ def select_weights(tensors: Mapping[str, Any], reasons: Reasons, *ignored: str) 
             continue
         fault = find_fault(tensor)
         if fault is None:
-            weights[name] = tensor
+            weights[name] = tensor.resolve_neg().contiguous()  # as safetensors saves them
         else:
             reasons.add_fault(f"tensor {name} is {fault}", name)
     return weights

@@ -45,7 +45,13 @@ from vaswani_transformer.model_folder import (
     read_tokenizer_settings,
     weight_files,
 )
-from vaswani_transformer.onnx_translator import PRECISIONS, built_in_values, check_built_in, onnx_file_name
+from vaswani_transformer.onnx_translator import (
+    PRECISIONS,
+    built_in_values,
+    check_built_in,
+    load_session,
+    onnx_file_name,
+)
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.torch_translator import TorchTranslator
 from vaswani_transformer.training_run import check_types
@@ -231,7 +237,10 @@ def collect_onnx_files(folder: Path, weights_sha256: str, onnx: Path) -> Files:
     check_same_model(folder, weights_sha256, onnx)
     files: Files = {}
     for graph in graphs:
+        is_recorded = check_graph(graph)
         files |= collect_graph(graph, ModelFolder(onnx if lexists(onnx / "config.json") else folder))
+        if not is_recorded:
+            load_session(graph, "cpu", threads=None)  # raises an error if ONNX Runtime cannot
     settings = {"config.json": CONFIG_ENTRIES, "generation_config.json": GENERATION_ENTRIES}
     files |= {
         name: select_entries(onnx / name, published) for name, published in settings.items() if lexists(onnx / name)
@@ -439,5 +448,3 @@ def check_same_model(folder: Path, weights_sha256: str, onnx: Path) -> None:
                 f"{onnx} was exported from other weights (sha256 {exported[:12]}) than those of {folder} "
                 f"({weights_sha256[:12]}); export the model again"
             )
-    for graph in onnx.glob("*.onnx"):
-        check_graph(graph)

@@ -27,7 +27,8 @@ TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4)}
 
 def write_step(number: float):
     def write(folder):
-        tensors.save_tensors({name: value * number for name, value in TENSORS.items()}, folder / "model.safetensors")
+        for name in ("model.safetensors", tensors.OPTIMIZER):
+            tensors.save_tensors({key: value * number for key, value in TENSORS.items()}, folder / name)
         write_json(folder / checkpoints.STATE, {"step": number})
 
     return write
@@ -64,7 +65,7 @@ def test_a_flipped_bit_and_truncation_are_detected_in_every_file(root, damage):
         intact = path.read_bytes()
         path.write_bytes(damage(intact))
         with pytest.raises(BrokenFileError, match=path.name):
-            verify_manifest(root / "step-30", optimizer=True)
+            verify_manifest(root / "step-30", checkpoints.RESUMED_FILES)
         path.write_bytes(intact)
 
 
@@ -81,6 +82,15 @@ def test_a_wrong_type_in_a_manifest_is_named(root, files, message):
     change_json(root / "step-30/manifest.json", files=files)
     with pytest.raises(BrokenFileError, match=f"step-30/manifest.json: {message}"):
         verify_manifest(root / "step-30")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "trainer_state.json"])
+def test_a_manifest_vouches_for_every_file_that_is_resumed(root, name):
+    path = root / "step-30/manifest.json"
+    listed = json.loads(path.read_text())["files"]
+    change_json(path, files=[entry for entry in listed if entry["name"] != name])
+    with pytest.raises(BrokenFileError, match=f"step-30/manifest.json does not list {name}"):
+        verify_manifest(root / "step-30", checkpoints.RESUMED_FILES)
 
 
 def test_a_damaged_checkpoint_is_moved_aside_and_named(root):
@@ -100,6 +110,22 @@ def test_a_damaged_checkpoint_is_moved_aside_and_named(root):
         checkpoints.newest_intact(root, said.append)
 
 
+@pytest.mark.parametrize("kind", ["folder", "link", "file"])
+def test_a_damaged_checkpoint_is_moved_nowhere_else(root, tmp_path, kind):
+    """`shutil.move` would move it into the folder that a link in a received run leads to."""
+    aside, elsewhere = root / "step-30.broken", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if kind == "folder":
+        aside.mkdir()
+    elif kind == "link":
+        aside.symlink_to(elsewhere)
+    else:
+        aside.write_text("a file")
+    (root / "step-30/model.safetensors").write_bytes(b"short")
+    assert checkpoints.newest_intact(root, lambda _: None) == root / "step-20"
+    assert not any(elsewhere.iterdir()) and (aside / "model.safetensors").is_file() and not aside.is_symlink()
+
+
 def test_a_full_disk_leaves_the_previous_checkpoint(root, monkeypatch):
     """Every call that changes the disk fails once. Kills: test_training_resume.py."""
     error = OSError(errno.ENOSPC, "No space left on device")
@@ -116,7 +142,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(root, monkeypatch):
         newest = checkpoints.newest_intact(root, pytest.fail)
         assert newest is not None and newest in (root / "step-30", root / "step-40") and not list(root.glob(".*"))
         assert (root / "latest").read_text() == f"{newest.name}\n"
-        assert verify_manifest(root / "step-30", optimizer=True)
+        assert verify_manifest(root / "step-30", checkpoints.RESUMED_FILES)
         if next(calls) <= number:  # every call has failed once
             assert number > 6 and newest == root / "step-40"
             return
@@ -151,6 +177,9 @@ def test_moments_that_do_not_fit_the_model_are_refused(tmp_path):
     whole = tensors.optimizer_tensors(model, optimizer)
     tensors.save_tensors(whole | {"exp_avg/bias": torch.zeros(2, dtype=torch.int8)}, path)
     with pytest.raises(BrokenFileError, match=r"exp_avg/bias is torch.int8; it must be a floating-point type"):
+        tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=1)
+    tensors.save_tensors(whole | {"exp_avg/bias": torch.zeros(2, dtype=torch.float64)}, path)
+    with pytest.raises(BrokenFileError, match=r"exp_avg/bias is torch.float64; it must be torch.float32"):
         tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=1)
     tensors.save_tensors(whole, path)
     with pytest.raises(BrokenFileError, match=r"step/weight is 1, but the checkpoint has taken 900 steps"):

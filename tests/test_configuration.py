@@ -34,6 +34,7 @@ SMALLER_TARGET = {"decoder_vocab_size": 25, "share_encoder_decoder_embeddings": 
         ({"norm_position": "middle"}, "norm_position"),
         ({"position_embedding_type": "rotary"}, "position_embedding_type"),
         ({"position_offset": -1}, "position_offset"),
+        ({"position_offset": 10**18}, "position_offset"),  # float32 does not tell such positions apart
         ({"decoder_vocab_size": 40}, "share_encoder_decoder_embeddings"),
         ({"activation_function": "rleu"}, "activation_function"),
         ({"layer_norm_eps": float("inf")}, "layer_norm_eps"),

@@ -1,6 +1,7 @@
 """Checkpoints that cannot be converted are refused in one line with all reasons; no code runs, nothing is written."""
 
 import argparse
+import contextlib
 import json
 import os
 import pickle
@@ -23,6 +24,7 @@ from torch import nn
 from conversion.__main__ import main
 from conversion.checkpoint_files import load_checkpoint
 from conversion.convert import check_result
+from conversion.protobuf import Bundle, crc32c
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.loading import load_config
@@ -199,6 +201,89 @@ def test_tensors_beyond_their_records_are_refused(damage: str, tmp_path: Path):
     with pytest.raises(BrokenFileError, match=re.escape(str(changed))):
         load_checkpoint(changed)
     assert torch.equal(load_checkpoint(original)["b"], tensors["b"])
+
+
+@pytest.mark.parametrize("with_checksums", [True, False])
+def test_a_flipped_bit_in_a_torch_checkpoint_is_found(with_checksums: bool, tmp_path: Path):
+    """torch writes checksums, and compares none. Without them, a file is read as it is."""
+    file = tmp_path / "model.pt"
+    torch.serialization.set_crc32_options(with_checksums)
+    try:
+        torch.save({"a": torch.arange(1.0, 65.0)}, file)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert load_checkpoint(file)["a"][0] == 1
+    content = bytearray(file.read_bytes())
+    content[content.index(torch.arange(1.0, 65.0).numpy().tobytes()) + 2] ^= 0x10
+    file.write_bytes(content)
+    if with_checksums:
+        with pytest.raises(BrokenFileError, match=r"model\.pt is damaged: model/data/0 does not match its checksum"):
+            load_checkpoint(file)
+    else:
+        assert load_checkpoint(file)["a"][0] != 1
+
+
+@pytest.mark.parametrize("name", ["encoder_l1_self_Wq.npy", "encoder_l1_self_Wq"])
+def test_an_entry_that_is_stored_twice_is_refused(name: str, tmp_path: Path, refused, copy_of):
+    file = copy_of("marian") / "model.npz"
+    with zipfile.ZipFile(file, "a") as archive, pytest.warns() if name.endswith("y") else contextlib.nullcontext():
+        archive.writestr(name, archive.read("encoder_l1_self_Wk.npy"))
+    message = refusal(refused, file, tmp_path / "out", code=3)
+    assert f"{file} is damaged: it has 2 entries named 'encoder_l1_self_Wq'" in message
+
+
+@pytest.mark.parametrize(
+    "view", [lambda t: torch.complex(t, t).conj().imag, lambda t: t.T.contiguous().T], ids=["negative", "strides"]
+)
+def test_views_are_converted_with_their_values(view: Callable, tmp_path: Path, copy_of):
+    """safetensors saves the bytes of a storage, whatever its tensor makes of them."""
+    file = copy_of("torch-nn-transformer") / "transformer.pt"
+    name, weights = "transformer.encoder.layers.0.linear1.weight", load_checkpoint(file)
+    weights[name] = view(weights[name].clone())
+    expected = weights[name].clone()
+    torch.save(weights, file.with_suffix(".new"))
+    file.with_suffix(".new").replace(file)
+    (file.parent / "expected.npz").unlink()
+    main([str(file.parent), str(tmp_path / "out")])
+    converted = load_file(tmp_path / "out" / "model.safetensors")["model.encoder.layers.0.feed_forward.fc1.weight"]
+    assert torch.equal(converted, expected)
+
+
+def test_weights_of_another_step_are_not_mixed_in(tmp_path: Path, refused, copy_of):
+    """The name of step 100 begins with that of step 10; a second file of the same step is refused."""
+    folder = copy_of("variants/opennmt-py-safetensors")
+    (checkpoint,), (weights,) = folder.glob("*.pt"), folder.glob("*.safetensors")
+    main([str(checkpoint), str(tmp_path / "alone")])
+    later = {name: tensor + 1 for name, tensor in load_file(weights).items()}
+    save_file(later, folder / weights.name.replace(checkpoint.stem, f"{checkpoint.stem}0"))
+    main([str(checkpoint), str(tmp_path / "beside")])
+    alone, beside = (load_file(tmp_path / name / "model.safetensors") for name in ("alone", "beside"))
+    assert all(torch.equal(alone[name], beside[name]) for name in alone)
+    save_file(later, folder / f"{checkpoint.stem}.99.safetensors")
+    message = refusal(refused, checkpoint, tmp_path / "out", code=3)
+    assert ".safetensors holds " in message and "move the files of other checkpoints away" in message
+
+
+def test_a_flipped_bit_in_a_tensorflow_checkpoint_is_found(tmp_path: Path, refused, copy_of):
+    folder = copy_of("tensor2tensor")
+    bundle = Bundle(folder / "model.ckpt-800.index")
+    name = "transformer/body/encoder/layer_0/self_attention/multihead_attention/q/kernel"
+    shard = folder / "model.ckpt-800.data-00001-of-00002"
+    content = bytearray(shard.read_bytes())
+    content[bundle.entries[name].offset + 6] ^= 0x10
+    shard.write_bytes(content)
+    message = refusal(refused, folder, tmp_path / "out", code=3)
+    assert f"{shard} is damaged: {name} does not match its checksum" in message
+
+
+def test_checksums_are_crc32c():
+    """The check value of CRC-32C, and the checksum of 32 zeros in RFC 3720, B.4."""
+    assert crc32c(np.frombuffer(b"123456789", np.uint8)) == 0xE3069283
+    assert crc32c(np.zeros(32, np.uint8)) == 0x8A9136AA
+    for size in (0, 1, 251, 252, 253, 10_000):
+        message = np.arange(size, dtype=np.uint32).astype(np.uint8)
+        checksum = np.frombuffer(crc32c(message).to_bytes(4, "little"), np.uint8)
+        assert crc32c(np.concatenate((message, checksum))) == 0x48674BC7  # of every message with its checksum
 
 
 def test_an_array_with_more_bytes_than_its_header_says_is_refused(tmp_path: Path, refused, copy_of):

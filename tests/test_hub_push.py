@@ -524,6 +524,16 @@ def test_descriptions_in_a_graph_are_not_published(folder, tmp_path, refused):
     assert "model.onnx contains an access token" in error and WRITE_TOKEN not in error
 
 
+def test_a_graph_that_onnx_runtime_cannot_load_is_not_published(folder, tmp_path, refused):
+    exported = export(folder, tmp_path / "exported")
+    broken = graph("a graph")
+    broken.graph.node[0].op_type = "NoSuchOperator"
+    onnx.save(broken, exported / "model.onnx")
+    (exported / "export.json").unlink(missing_ok=True)
+    error = refused(main, ["push", folder, REPO, "--onnx", exported], 3)
+    assert f"{exported / 'model.onnx'} is not a complete ONNX file" in error and "NoSuchOperator" in error
+
+
 def test_only_files_that_a_graph_names_are_published_beside_it(folder, tmp_path, refused):
     exported = export(folder, tmp_path / "exported")
     with_data = graph("a graph")

@@ -168,6 +168,10 @@ def test_tokens_that_transformers_adds_stay_whole(tmp_path, add):
         assert [token for token in loaded.convert_ids_to_tokens(ids) if token in SYMBOLS] == expected
         assert bare.encode(text).ids == again(text)["input_ids"] == ids and ids.count(2) == 1
         assert loaded.decode(ids, skip_special_tokens=True) == bare.decode(ids) == text
+    (tmp_path / "tokenizer_config.json").unlink()  # as in folders with an ONNX file
+    alone = read_tokenizer(tmp_path)
+    for text in ("a </s> b <pad>", "<2de> The house", ">>deu<< The house"):
+        assert alone.encode(text).ids == loaded(text)["input_ids"]
 
 
 @pytest.mark.parametrize("symbol", ["", " ", "</s>", "a", "<é>", "\udc80"])

@@ -16,7 +16,7 @@ from training_runs import ROOT, SMALL, assert_bit_identical, options_of, records
 from training.corpus import read_corpora
 from training.recipe import load_recipe
 from training.report import Reporter
-from training.run_folder import describe_run, keep_conversion, lock_run
+from training.run_folder import claim_output, describe_run, keep_conversion, lock_run
 from vaswani_transformer.errors import BrokenFileError, UnavailableError
 from vaswani_transformer.training_run import read_curves
 
@@ -210,6 +210,16 @@ def test_a_link_in_a_received_run_is_not_followed(start, tmp_path, name):
         own.hardlink_to(target)
         start(max_steps=9).ends()
         assert target.read_text() == "precious, no line end" and own.read_bytes() and own.stat().st_nlink == 1
+
+
+@pytest.mark.parametrize("name", ["checkpoints/step-8", "checkpoints/latest", "corpus/0123456789abcdef"])
+def test_a_link_within_a_received_run_creates_no_folder_elsewhere(text, tmp_path, name):
+    """`step-8` would appear where the link leads to, when it is saved."""
+    (tmp_path / "run" / name).parent.mkdir(parents=True)
+    (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
+    recipe = load_recipe("tiny", {"data": str(text), "output_dir": str(tmp_path / "run")})
+    with pytest.raises(BrokenFileError, match=f"run/{name} is a symbolic link"):
+        claim_output(tmp_path / "run", describe_run(recipe), recipe.settings(), pytest.fail)
 
 
 @pytest.mark.parametrize("name", ["CONVERSION.md", "original", "original/vocab.json"])

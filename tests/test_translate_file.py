@@ -15,6 +15,7 @@ from vaswani_transformer import Translator
 from vaswani_transformer.atomic import machine_id
 from vaswani_transformer.cli import main
 from vaswani_transformer.doubts import Doubt, find_reasons
+from vaswani_transformer.translate_file import claim_parts
 from vaswani_transformer.translate_lines import append_report
 from vaswani_transformer.unwrap import Copied, unwrap_lines
 
@@ -125,6 +126,15 @@ def test_parts_of_another_text_model_or_search_are_refused(
     settings.write_text(settings.read_text().replace('"extra_length": 50', '"extra_length": 5'))
     error = refused(main, words(**options))
     assert "holds parts of another translation" in error and message in error
+
+
+def test_a_second_translation_to_one_file_is_refused(words, work, tmp_path, refused):
+    """Parts of two texts or models would be joined. Before the first is complete, nothing else tells them apart."""
+    with claim_parts(tmp_path / "out.parts", {}):
+        message = refused(main, words())
+        assert "out.parts is in use by another process; wait for it, or choose another --output" in message
+    main(words())
+    assert lines_of(tmp_path / "out") == work[1]
 
 
 def test_invalid_settings_are_refused_before_anything_is_written(words, tmp_path, refused):

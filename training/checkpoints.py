@@ -29,9 +29,17 @@ import torch
 from accelerate.utils import PrecisionType, broadcast_object_list
 from safetensors import SafetensorError
 
-from vaswani_transformer.atomic import atomic_file, atomic_folder, temporary_path
+from vaswani_transformer.atomic import atomic_file, atomic_folder, remove, temporary_path
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
-from vaswani_transformer.model_folder import MANIFEST, file_sha256, read_json_object, verify_manifest, write_json
+from vaswani_transformer.model_folder import (
+    MANIFEST,
+    OPTIMIZER,
+    WEIGHTS,
+    file_sha256,
+    read_json_object,
+    verify_manifest,
+    write_json,
+)
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.training_run import RECORD, STATE, check_numbers, list_checkpoints, parse_step, read_run
 
@@ -42,6 +50,7 @@ from .recipe import CheckpointSettings, RunSettings, differences
 from .report import Reporter
 from .run_folder import check_unchanged
 
+RESUMED_FILES = (WEIGHTS, OPTIMIZER, STATE)
 MAX_BAD_STEPS = 10  # in a row, whose gradient is not finite
 
 
@@ -145,7 +154,7 @@ class Checkpointer:
             self.corpora.tokenizer.save_pretrained(folder)
             if self.corpora.target_tokenizer is not None:
                 self.corpora.target_tokenizer.save_pretrained(folder / TARGET_TOKENIZER)
-            tensors.save_tensors(moments, folder / tensors.OPTIMIZER)
+            tensors.save_tensors(moments, folder / OPTIMIZER)
             write_json(folder / STATE, state)
 
         size = sum(tensor.nbytes for tensor in (*weights.values(), *moments.values()))
@@ -184,7 +193,7 @@ class Checkpointer:
         if folder is None:
             return Progress()
         if not network.accelerator.is_main_process:
-            verify_manifest(folder, optimizer=True)
+            verify_manifest(folder, RESUMED_FILES)
         manifest = folder / MANIFEST
         name = f"sha256 of {folder.name}/{MANIFEST}"
         machine.check_same_on_all_processes({name: file_sha256(manifest) if manifest.is_file() else "missing"})
@@ -340,11 +349,11 @@ def intact_checkpoints(folders: list[Path], say: Callable[[str], None]) -> Itera
     """Yield the checkpoints that match their manifests; report the others and rename them to *.broken."""
     for folder in folders:
         try:
-            if not verify_manifest(folder, optimizer=True):
+            if not verify_manifest(folder, RESUMED_FILES):
                 raise BrokenFileError(f"{folder / MANIFEST} is missing or lists no files")
         except BrokenFileError as error:
             aside = folder.with_name(f"{folder.name}.broken")
-            shutil.rmtree(aside, ignore_errors=True)
+            remove(aside)
             shutil.move(folder, aside)
             say(f"{error}; falling back to the previous checkpoint ({folder.name} is now {aside.name})")
         else:

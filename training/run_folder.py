@@ -91,11 +91,12 @@ def claim_output(output: Path, record: dict[str, Any], settings: Settings, say: 
     program that writes a run.json is refused. A run with checkpoints keeps its record until they are accepted.
     """
     path = output / RECORD
-    for name in FOLDERS:
-        if (output / name).is_symlink():
+    folders = [output / name for name in FOLDERS]
+    for place in (*folders, *(path for folder in folders[:2] for path in folder.glob("*"))):
+        if place.is_symlink():
             raise BrokenFileError(
-                f"{output / name} is a symbolic link; a run writes and removes files in its own folder only. Put the "
-                "folder there, or make output_dir itself a link"
+                f"{place} is a symbolic link; a run writes and removes files in its own folder only. Put the folder "
+                "there, or make output_dir itself a link"
             )
     for folder in (output, output / "checkpoints", output / "corpus"):
         remove_unfinished(folder)

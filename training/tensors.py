@@ -89,6 +89,9 @@ def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, 
         tensors,
         {f"{key}/{name}": torch.Size() if key == "step" else p.shape for key in keys for name, p in parameters.items()},
     )
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.float32:
+            raise BrokenFileError(f"{path}: {name} is {tensor.dtype}; it must be torch.float32")
     for name in parameters:
         if (found := float(tensors[f"step/{name}"])) != steps_taken:
             raise BrokenFileError(

@@ -249,7 +249,8 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             self._require(0 <= getattr(self, field) < 1, field, "it must be at least 0 and less than 1")
         for field in ("layer_norm_eps", "position_base"):
             self._require(0 < getattr(self, field) < float("inf"), field, "it must be positive and finite")
-        self._require(self.position_offset >= 0, "position_offset", "it must not be negative")
+        offsets = 0 <= self.position_offset <= LONGEST_SEQUENCE
+        self._require(offsets, "position_offset", f"it must lie between 0 and {LONGEST_SEQUENCE}")
         # A config.json must not make transformers download and run the kernel "owner/name".
         attention = self._attn_implementation
         self._require(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from .atomic import atomic_file
 from .errors import BrokenFileError, InputError, one_line
 from .search_vaswani_transformer import SearchSettings, refuse_settings_of_generate
-from .sentences_vaswani_transformer import TARGET_TOKENIZER
+from .sentences_vaswani_transformer import LANGUAGE_TOKEN, TARGET_TOKENIZER
 
 if TYPE_CHECKING:  # imported where it is used, so that --help is fast
     from tokenizers import Tokenizer
@@ -275,8 +275,11 @@ def enumerate_names(names: Iterable[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def check_graph(graph: Path) -> None:
-    """Raise BrokenFileError if an ONNX file is not the one that was exported, or its model has other weights now."""
+def check_graph(graph: Path) -> bool:
+    """Return whether an ONNX file is known to be the one that was exported; False if no record says so.
+
+    Raises BrokenFileError if it is another file, or its model has other weights now.
+    """
     record = graph.with_name(EXPORT_RECORD)
     fields = read_json_object(record, "graphs") if os.path.lexists(record) else {}
     exported, model = fields.get("graphs", {}), graph.parent.parent
@@ -293,6 +296,7 @@ def check_graph(graph: Path) -> None:
             f"{graph} is not the graph that was exported with {record} (another sha256); export the model again, or "
             f"remove {EXPORT_RECORD} if the change was intended"
         )
+    return graph.name in exported
 
 
 def choose_backend(folder: Path) -> Literal["torch", "onnx"]:
@@ -324,12 +328,12 @@ def write_json(path: Path, value: Any) -> None:
         file.write((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def verify_manifest(folder: Path, optimizer: bool = False) -> bool:
+def verify_manifest(folder: Path, needed: Iterable[str] = (WEIGHTS,)) -> bool:
     """Compare the files with manifest.json, and return whether there is one.
 
     This reads the weights a second time, at about 1.5 GB/s: 0.2 s for the 260 MB of the base model.
-    optimizer: also check the optimizer's state, which only training reads
-    Raises BrokenFileError naming the first file that is missing, truncated or altered.
+    needed: the files that it must list; the optimizer's state is compared only if it is one of them
+    Raises BrokenFileError naming the first file that is missing, truncated, altered or not listed.
     """
     if not os.path.lexists(folder / MANIFEST):
         return False
@@ -345,7 +349,7 @@ def verify_manifest(folder: Path, optimizer: bool = False) -> bool:
                 raise BrokenFileError(f"{folder / MANIFEST}: {field} of files[{number}] is {found!r}")
         name, size, sha256 = entry["name"], entry["size"], entry["sha256"]
         path = folder / name
-        if name == OPTIMIZER and not optimizer:
+        if name == OPTIMIZER and name not in needed:
             continue
         if not path.is_file():
             raise BrokenFileError(f"{path} is missing, but {MANIFEST} lists it")
@@ -356,6 +360,8 @@ def verify_manifest(folder: Path, optimizer: bool = False) -> bool:
                 f"{path} has been altered (its sha256 differs from {MANIFEST}); copy it again, or remove {MANIFEST} "
                 "if the change was intended"
             )
+    if missing := sorted(set(needed) - {entry["name"] for entry in manifest["files"]}):
+        raise BrokenFileError(f"{folder / MANIFEST} does not list {', '.join(missing)}; copy it again")
     return True
 
 
@@ -542,8 +548,8 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
             f"{path} has ids up to {largest}, but config.json has {size_field} {vocabulary}: "
             "tokenizer and model do not belong together"
         )
-    # Special tokens in a user's text are plain text.
-    tokenizer.encode_special_tokens = bool(settings.get("split_special_tokens", False))
+    # Special tokens in a user's text are plain text, also without tokenizer_config.json, as in some ONNX folders.
+    tokenizer.encode_special_tokens = bool(settings.get("split_special_tokens", not settings))
     return tokenizer
 
 
@@ -573,7 +579,8 @@ def keep_symbols(content: dict[str, Any], settings: dict[str, Any]) -> bool:
     """
     control = {settings[name] for name in SPECIAL_TOKENS if name in settings}
     if not control:  # no tokenizer_config.json
-        return False
+        special = (token["content"] for token in content.get("added_tokens", []) if token["special"])
+        control = {token for token in special if not LANGUAGE_TOKEN.fullmatch(token)}
     control |= set(find_texts(content.get("post_processor")))  # [CLS]
     changed = False
     for token in content.get("added_tokens", []):

@@ -4,13 +4,14 @@ Part k is the translation of the k-th `part_lines` lines. It appears in OUTPUT.p
 interruption, the same command translates the missing parts, and joins them all.
 """
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from .atomic import atomic_file, remove_stale
+from .atomic import atomic_file, lock, remove_stale
 from .errors import BrokenFileError, InputError
 from .lines import open_output, read_lines
 from .model_folder import MODEL_FILES, files_sha256, read_json_object, write_json
@@ -34,27 +35,46 @@ def translate_file(
     Raises InputError if OUTPUT.parts holds parts of another translation, BrokenFileError if a part is truncated.
     """
     folder = output.with_name(f"{output.name}.parts")
-    claim_parts(folder, about | {"chunk_lines": part_lines, "input": files_sha256(source)})
-    parts: dict[Path, int] = {}  # and the lines that each has at least; with --n-best it has more
-    missing: deque[Path] = deque()  # parts that are being translated
+    with claim_parts(folder, about | {"chunk_lines": part_lines, "input": files_sha256(source)}):
+        parts: dict[Path, int] = {}  # and the lines that each has at least; with --n-best it has more
+        missing: deque[Path] = deque()  # parts that are being translated
 
-    def read_missing() -> Iterator[NumberedLines]:
-        for lines, first in translator.number_chunks(split_into_chunks(read(source), part_lines)):
-            part = folder / f"part-{len(parts):07}"
-            parts[part] = sum(map(translator.count_lines, lines))
-            if not part.is_file():
-                missing.append(part)
-                yield lines, first
+        def read_missing() -> Iterator[NumberedLines]:
+            for lines, first in translator.number_chunks(split_into_chunks(read(source), part_lines)):
+                part = folder / f"part-{len(parts):07}"
+                parts[part] = sum(map(translator.count_lines, lines))
+                if not part.is_file():
+                    missing.append(part)
+                    yield lines, first
 
-    with closing(translator.translate(read_missing(), look_ahead=True)) as translated:
-        for lines in translated:
-            with atomic_file(missing.popleft()) as file:
-                file.writelines(lines)
-    join_parts(parts, folder, output)
+        with closing(translator.translate(read_missing(), look_ahead=True)) as translated:
+            for lines in translated:
+                with atomic_file(missing.popleft()) as file:
+                    file.writelines(lines)
+        join_parts(parts, folder, output)
 
 
-def claim_parts(folder: Path, about: dict[str, Any]) -> None:
-    """Record what the parts in the folder are a translation of."""
+@contextmanager
+def claim_parts(folder: Path, about: dict[str, Any]) -> Iterator[None]:
+    """Lock the folder for this process, and record what the parts in it are a translation of."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            lock(descriptor)
+        except BlockingIOError:
+            raise InputError(
+                f"{folder} is in use by another process; wait for it, or choose another --output"
+            ) from None
+        check_parts(folder, about)
+        write_json(folder / ABOUT, about)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def check_parts(folder: Path, about: dict[str, Any]) -> None:
+    """Raise InputError if the folder has parts of another translation."""
     path = folder / ABOUT
     if any(folder.glob("part-*")):
         if not path.is_file():
@@ -68,8 +88,6 @@ def claim_parts(folder: Path, about: dict[str, Any]) -> None:
                 f"{folder} holds parts of another translation ({'; '.join(changed)}); finish that one, or remove the "
                 "folder"
             )
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(path, about)
 
 
 def join_parts(parts: dict[Path, int], folder: Path, output: Path) -> None:

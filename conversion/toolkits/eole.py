@@ -11,7 +11,7 @@ from typing import Any
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.model_folder import read_json_object
 
-from ..checkpoint_files import load_checkpoint
+from ..checkpoint_files import load_shards
 from ..layout import OUTPUT, OUTPUT_BIAS, PAPER, SOURCE, TARGET, TENSOR2TENSOR
 from ..options import STACKS, Options, Reasons, flatten_options
 from ..rename import Rule, expand_layers, find_first, select_weights
@@ -104,7 +104,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     files = sorted(path.parent.glob("model*.safetensors"))
     if not files:
         raise InputError(f"{path.parent}: model.00.safetensors is missing next to config.json")
-    tensors = select_weights({n: t for file in files for n, t in load_checkpoint(file).items()}, reasons, *IGNORED)
+    tensors = select_weights(load_shards(files), reasons, *IGNORED)
     config |= options.read_rates(0.1, *(f"training.{name}" for name in RATES)) | {
         "activation_function": options.get("mlp_activation_fn", "relu"),
         "norm_position": "pre",

@@ -13,7 +13,7 @@ import torch
 
 from vaswani_transformer.errors import InputError
 
-from ..checkpoint_files import load_checkpoint, save_pickle
+from ..checkpoint_files import load_checkpoint, load_shards, save_pickle
 from ..folder import OurModel
 from ..layout import OUTPUT, OUTPUT_BIAS, PAPER, SOURCE, TARGET, TENSOR2TENSOR
 from ..options import Options, Reasons, expand, map_sizes
@@ -159,11 +159,10 @@ def read_weights(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Any]:
     if checkpoint.get("model"):  # in versions 1 and 2, the generator's names begin with `0.`
         generator = checkpoint.get("generator") or {}
         return checkpoint["model"] | {f"generator.{name.removeprefix('0.')}": t for name, t in generator.items()}
-    files = sorted(path.parent.glob(f"{glob.escape(path.stem)}*.safetensors"))
+    files = sorted(path.parent.glob(f"{glob.escape(path.stem)}.*safetensors"))  # not those of step 100 for step 10
     if not files:
         raise InputError(f"{path} contains no weights, and {path.stem}.safetensors is not next to it")
-    tensors = {name: tensor for file in files for name, tensor in load_checkpoint(file).items()}
-    return {name.replace("generator.0.", "generator."): tensor for name, tensor in tensors.items()}
+    return {name.replace("generator.0.", "generator."): tensor for name, tensor in load_shards(files).items()}
 
 
 def read_vocabulary(folder: Path, content: Any, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:
