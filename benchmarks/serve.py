@@ -25,6 +25,7 @@ import typer
 
 from vaswani_transformer import Translator
 from vaswani_transformer.lines import read_lines
+from vaswani_transformer.model_folder import choose_backend
 from vaswani_transformer.options import Backend
 
 from . import harness
@@ -117,9 +118,9 @@ class Clients:
 
 
 def measure(
-    model: Annotated[Path, typer.Argument(help="A folder of `export onnx`, or with --backend torch a model folder.")],
+    model: Annotated[Path, typer.Argument(help="A folder of `export onnx`, or a model folder.")],
     text: Annotated[Path, typer.Argument(help="Sentences, one a line.")],
-    backend: Backend = "onnx",
+    backend: Backend = None,
     requests: Annotated[int, typer.Option(min=100, help="Requests of a round.")] = 2000,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of `translate` and of the server.")] = 3,
     memory_requests: Annotated[int, typer.Option(min=0, help="Requests between two measurements of memory.")] = 20_000,
@@ -128,6 +129,7 @@ def measure(
     """Measure a server against `translate` of the same sentences."""
     lines = list(dict.fromkeys(line for line in read_lines(text) if line))
     sentences = [lines[number % len(lines)] for number in range(requests)]
+    backend = backend or choose_backend(model)
     translator: Translator = Translator.from_pretrained(model, backend=backend)
     expected = dict(zip(lines, translator.translate(lines), strict=True))
     gc.disable()  # or its collections would delay the clients' requests
