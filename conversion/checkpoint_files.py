@@ -26,7 +26,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from vaswani_transformer.atomic import atomic_folder, check_new_folder
-from vaswani_transformer.errors import BrokenFileError, InputError, one_line, out_of_memory
+from vaswani_transformer.errors import (
+    BrokenFileError,
+    InputError,
+    UnavailableError,
+    name_in_errors,
+    one_line,
+    out_of_memory,
+)
 from vaswani_transformer.model_folder import check_readable, enumerate_names
 
 from .options import show_value
@@ -127,7 +134,8 @@ def load_checkpoint(path: Path) -> Any:
     check_readable(path)
     if path.suffix == ".safetensors":
         try:
-            return load_file(path)
+            with name_in_errors(path):
+                return load_file(path)
         except (SafetensorError, OSError) as error:
             raise BrokenFileError(f"{path} is not a complete safetensors file ({error}); copy it again") from None
     records = list_records(path)
@@ -144,7 +152,7 @@ def load_checkpoint(path: Path) -> Any:
             return storage
 
         try:
-            with torch.serialization.safe_globals(known), warnings.catch_warnings():
+            with name_in_errors(path), torch.serialization.safe_globals(known), warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # about the protocol of the pickle
                 content = torch.load(path, map_location=keep_on_cpu, weights_only=True, mmap=records is not None)
             if records is not None:
@@ -163,7 +171,7 @@ def load_checkpoint(path: Path) -> Any:
                 ) from None
             stubs[name] = type(name.rsplit(".", 1)[-1], (Stub,), {"__module__": __name__})
         except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            if out_of_memory(error):
+            if out_of_memory(error) or isinstance(error, UnavailableError):
                 raise
             found = f"{path.stat().st_size:,} bytes: {explain_error(error)}"
             raise BrokenFileError(f"{path} is not a complete checkpoint of PyTorch ({found}); copy it again") from None

@@ -23,7 +23,7 @@ from transformers import GenerationConfig
 import vaswani_transformer
 from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP, CUSTOM_PIPELINES, VaswaniTransformerConfig
-from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.errors import BrokenFileError, InputError, name_in_errors
 from vaswani_transformer.loading import load_config
 from vaswani_transformer.model_folder import (
     CODE_FILES,
@@ -164,7 +164,7 @@ def collect_weights(folder: Path, weights: Sequence[StoredFile]) -> Files:
 
 def read_tensor_names(path: Path) -> dict[str, int]:
     """Return the names and sizes in bytes of a safetensors file's tensors. Raises InputError for other entries."""
-    with path.open("rb") as file:
+    with name_in_errors(path), path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     metadata = header.pop("__metadata__", None) or {}
     for entries, known in ((metadata, {"format"}), *((entry, TENSOR_ENTRIES) for entry in header.values())):

@@ -242,13 +242,61 @@ int fsync(int descriptor) {
 """
 
 
+# For LD_PRELOAD: the file whose path contains $BROKEN opens, but cannot be read, mapped or written.
+BROKEN_DISK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+static int is_broken(int descriptor) {
+    char link[64], path[4096];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    if (length < 0) return 0;
+    path[length] = 0;
+    return getenv("BROKEN") && strstr(path, getenv("BROKEN"));
+}
+#define FAIL(result) if (is_broken(descriptor)) { errno = EIO; return result; }
+ssize_t read(int descriptor, void *buffer, size_t size) {
+    FAIL(-1)
+    return ((ssize_t (*)(int, void *, size_t))dlsym(RTLD_NEXT, "read"))(descriptor, buffer, size);
+}
+ssize_t write(int descriptor, const void *buffer, size_t size) {
+    FAIL(-1)
+    return ((ssize_t (*)(int, const void *, size_t))dlsym(RTLD_NEXT, "write"))(descriptor, buffer, size);
+}
+#define MMAP(name, offset_type) \
+    void *name(void *at, size_t size, int protection, int flags, int descriptor, offset_type offset) { \
+        FAIL(MAP_FAILED) \
+        return ((void *(*)(void *, size_t, int, int, int, offset_type))dlsym(RTLD_NEXT, #name)) \
+            (at, size, protection, flags, descriptor, offset); \
+    }
+MMAP(mmap, off_t)
+MMAP(mmap64, off64_t)
+"""
+
+
+def compile_library(factory: pytest.TempPathFactory, code: str) -> Path:
+    """Return a shared library of C code, for LD_PRELOAD."""
+    if shutil.which("gcc") is None:
+        pytest.skip("needs a C compiler")
+    source = factory.mktemp("library") / "library.c"
+    source.write_text(code)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", source.with_suffix(".so"), source, "-ldl"], check=True)
+    return source.with_suffix(".so")
+
+
 @pytest.fixture(scope="session")
 def poor_file_system(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library that makes every file system behave like one without locks, permissions and fsync of folders."""
-    if shutil.which("gcc") is None:
-        pytest.skip("needs a C compiler")
-    source = tmp_path_factory.mktemp("library") / "poor.c"
-    source.write_text(POOR_FILE_SYSTEM)
-    library = source.with_suffix(".so")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    return library
+    return compile_library(tmp_path_factory, POOR_FILE_SYSTEM)
+
+
+@pytest.fixture(scope="session")
+def broken_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library with which the file whose path contains $BROKEN cannot be read, mapped or written."""
+    return compile_library(tmp_path_factory, BROKEN_DISK)

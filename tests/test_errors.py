@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from saved_model import ENGLISH, GERMAN
 
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import BrokenFileError, InputError, ProofError, UnavailableError
@@ -166,3 +168,39 @@ def test_errors_never_end_up_in_stdout_or_another_file(where, tmp_path, monkeypa
     assert (*process.communicate(timeout=200), process.returncode) == ("line\n", "", 2)
     if where == "2>file":
         assert (tmp_path / "file").read_text() == "note\nerror: wrong\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "broken"),
+    [
+        ("translate model --input a.en --output new.de", "a.en"),
+        ("translate model --input a.en --output new.de", "model/config.json"),
+        ("translate model --input a.en --output new.de", "model/model.safetensors"),
+        ("translate model --input a.en --output new.de", "new.de"),
+        ("tokenizer a.en --output new --vocab-size 270", "new"),
+        ("average model model2 --output mean", "model2/model.safetensors"),
+        ("average model model2 --output mean", "mean"),
+        ("push model o/n --to-folder upload", "upload"),
+        ("push model o/n --to-folder upload", "model/model.safetensors"),
+        ("evaluate model --source a.en --reference a.de --record rows.csv", "rows.csv"),
+        ("train --config recipe.yaml", "recipe.yaml"),
+        ("train --data . --train a --output_dir run", "run/corpus"),
+    ],
+)
+def test_a_disk_that_fails_is_named(arguments: str, broken: str, folder: Path, broken_disk: Path):
+    work = folder.parent
+    shutil.copytree(folder, work / "model2")
+    for name, sentences in (("a.en", ENGLISH), ("a.de", GERMAN)):
+        (work / name).write_text("\n".join(sentences * 20) + "\n")
+    (work / "recipe.yaml").write_text("data: .\n")
+    finished = subprocess.run(
+        [sys.executable, "-m", "vaswani_transformer", *arguments.split()],
+        cwd=work,
+        env=os.environ | {"LD_PRELOAD": str(broken_disk), "BROKEN": f"/{broken}", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    errors = [line for line in finished.stderr.splitlines() if line.startswith("error: ")]
+    assert finished.returncode == 4, finished.stderr
+    assert len(errors) == 1 and broken in errors[0]

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vaswani_transformer.atomic import atomic_folder, remove
-from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, name_in_errors
 from vaswani_transformer.model_folder import files_sha256, read_json_object, write_json
 from vaswani_transformer.sentences_vaswani_transformer import choose_cleaning, cleans_itself
 
@@ -381,8 +381,9 @@ def open_corpus(folder: Path) -> Corpus:
                 raise BrokenFileError(f"{path} has been altered (its sha256 differs from corpus.json)")
             if (found := path.stat().st_size) != sizes[name] * dtype.itemsize:
                 raise BrokenFileError(f"{path} has {found} bytes, not the {sizes[name]} {dtype}s of corpus.json")
-            arrays.append(np.memmap(path, dtype=dtype, mode="r"))
-    except (OSError, KeyError, TypeError) as error:
+            with name_in_errors(path):
+                arrays.append(np.memmap(path, dtype=dtype, mode="r"))
+    except (FileNotFoundError, KeyError, TypeError) as error:
         raise BrokenFileError(f"{folder}: not a complete tokenised corpus ({error!r})") from error
     return Corpus(*arrays, about=about)
 

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from vaswani_transformer.atomic import atomic_file, move_files, remove, temporary_path
-from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, name_in_errors
 from vaswani_transformer.model_folder import (
     FIXED_ENTRIES,
     MANIFEST,
@@ -41,7 +41,8 @@ def average_weights(folders: list[Path]) -> dict[str, torch.Tensor]:
     for folder in folders:
         check_readable(folder / WEIGHTS)
         try:
-            files.append(safe_open(folder / WEIGHTS, framework="pt"))
+            with name_in_errors(folder / WEIGHTS):
+                files.append(safe_open(folder / WEIGHTS, framework="pt"))
         except (OSError, SafetensorError) as error:
             raise BrokenFileError(f"{folder / WEIGHTS} cannot be read: {error}") from error
     shapes = [{name: file.get_slice(name).get_shape() for name in file.keys()} for file in files]  # noqa: SIM118

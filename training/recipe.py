@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from vaswani_transformer.errors import InputError
+from vaswani_transformer.errors import InputError, name_in_errors
 
 SHIPPED = Path(__file__).parent / "recipes"
 LARGEST_VOCABULARY = 1_000_000
@@ -344,7 +344,9 @@ def load_recipe(name: str | None, options: Mapping[str, str | None] | None = Non
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    values = _parse_yaml(path.read_bytes(), str(path)) or {}
+    with name_in_errors(path):
+        text = path.read_bytes()
+    values = _parse_yaml(text, str(path)) or {}
     if not isinstance(values, dict):
         raise InputError(f"{path} must hold `key: value` lines, not a {type(values).__name__}")
     return {str(key): value for key, value in values.items()}

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 
 from vaswani_transformer import __version__
-from vaswani_transformer.errors import InputError, UnavailableError
+from vaswani_transformer.errors import InputError, UnavailableError, name_in_errors
 from vaswani_transformer.model_folder import files_sha256, read_config, weight_files
 from vaswani_transformer.training_run import RESULT_COLUMNS, format_hours, read_progress, read_run
 
@@ -89,7 +89,7 @@ def check_columns(path: Path, columns: Sequence[str]) -> None:
 def parameters(model: Path) -> int:
     total = 0
     for path in weight_files(model):
-        with safe_open(path, framework="pt") as file:
+        with name_in_errors(path), safe_open(path, framework="pt") as file:
             total += sum(torch.Size(file.get_slice(name).get_shape()).numel() for name in file.keys())  # noqa: SIM118
     return total
 

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from vaswani_transformer.atomic import set_mode
-from vaswani_transformer.errors import BrokenFileError
+from vaswani_transformer.errors import BrokenFileError, name_in_errors
 from vaswani_transformer.model_folder import OPTIMIZER, WEIGHTS, check_readable
 
 from . import fsdp
@@ -56,7 +56,8 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
     """Load a safetensors file. Raises BrokenFileError naming it."""
     check_readable(path)
     try:
-        return load_file(path)
+        with name_in_errors(path):
+            return load_file(path)
     except (SafetensorError, OSError) as error:
         raise BrokenFileError(f"{path} is not a complete safetensors file ({error})") from error
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import FULL_DISK, BrokenFileError, InputError
+from .errors import ENVIRONMENT_ERRNOS, BrokenFileError, InputError, name_in_errors
 
 ABANDONED = 24 * 3600  # seconds without a change, if a lock proves nothing
 # What file systems (FAT, SMB, FUSE, NFS, object storage) answer if they have no locks, permissions or fsync of folders.
@@ -118,7 +118,7 @@ def open_in_place(path: str | Path, flags: int) -> int:
 
 
 def disk_error(error: BaseException, temporary: Path) -> int | None:
-    """Return the errno if writing `temporary` failed or the disk is full, else None."""
+    """Return the errno if writing `temporary` failed, also where the error names no file, else None."""
     if hasattr(error, "exit_code"):  # a class of errors.py, which has its own message
         return None
     while not isinstance(error, OSError) and isinstance(error.__context__, Exception):
@@ -127,9 +127,9 @@ def disk_error(error: BaseException, temporary: Path) -> int | None:
         names = [name for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]  # a copy has two
         if any(Path(os.fsdecode(name)).is_relative_to(temporary) for name in names):
             return error.errno
-        return error.errno if not names and error.errno in FULL_DISK else None
+        return error.errno if not names and error.errno in ENVIRONMENT_ERRNOS else None
     number = re.search(r"\(os error (\d+)\)\W*$", str(error))  # from safetensors and tokenizers, written in Rust
-    return int(number[1]) if number and int(number[1]) in FULL_DISK else None
+    return int(number[1]) if number and int(number[1]) in ENVIRONMENT_ERRNOS else None
 
 
 def remove_stale(path: Path) -> None:
@@ -171,7 +171,7 @@ def lock_new_folder(folder: Path) -> int | None:
     Returns None if another process took the folder for a leftover in between.
     """
     descriptor = os.open(folder, os.O_RDONLY)
-    with suppress(BlockingIOError):
+    with suppress(BlockingIOError), name_in_errors(folder):
         lock(descriptor)
         if folder.exists():
             return descriptor

@@ -43,7 +43,31 @@ def as_input_errors() -> Iterator[None]:
         raise InputError(str(error)) from None
 
 
+@contextmanager
+def name_in_errors(path: object) -> Iterator[None]:
+    """Give the errors of an open file its name, which those of reading and locking lack.
+
+    Raises UnavailableError for errors of the system that a library in Rust or torch's memory map reports.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None and "(os error " in str(error):
+            raise UnavailableError(f"{path} cannot be read: {error}") from error
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+    except RuntimeError as error:
+        if not str(error).startswith(("unable to mmap", "unable to open file")):
+            raise
+        raise UnavailableError(f"{path} cannot be read: {one_line(str(error))}; copy it to another disk") from error
+
+
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# Operating system errors that the user's input did not cause.
+ENVIRONMENT_ERRNOS = FULL_DISK | {
+    errno.EIO, errno.EMFILE, errno.ENODEV, errno.ENOMEM, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT
+}  # fmt: skip
 
 # Neither torch nor ONNX Runtime raises an exception class for this on the CPU: match the messages of torch's
 # allocator, ONNX Runtime's arena, C++ and CUDA.

@@ -4,7 +4,6 @@ The exit code identifies the cause: 2 invalid user input, 3 a broken file, 4 the
 command passes its typer app to `exit_cleanly`; `--debug` (or VASWANI_DEBUG=1) also prints the traceback.
 """
 
-import errno
 import io
 import os
 import signal
@@ -18,6 +17,7 @@ from typing import Any, NoReturn
 
 from .atomic import remove, unfinished
 from .errors import (
+    ENVIRONMENT_ERRNOS,
     FULL_DISK,
     InputError,
     UnavailableError,
@@ -27,9 +27,6 @@ from .errors import (
 )
 
 UNEXPECTED, INTERRUPTED = 1, 130  # 130 = 128 + SIGINT, as shells report it
-
-# Operating system errors that the user's input did not cause.
-ENVIRONMENT_ERRNOS = FULL_DISK | {errno.EROFS, errno.EIO, errno.EMFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT}
 
 LONGEST_LINE = 4000  # characters of an error
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from .atomic import atomic_file
-from .errors import FULL_DISK, BrokenFileError, InputError
+from .errors import FULL_DISK, BrokenFileError, InputError, name_in_errors
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -54,7 +54,7 @@ def open_text(path: Path) -> Iterator[BinaryIO]:
     try:
         if path.suffix == ".gz" and path.is_file() and path.stat().st_size == 0:
             raise EOFError("it is empty")
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+        with name_in_errors(path), gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
             yield cast(BinaryIO, stream)
     except PermissionError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from .configuration_vaswani_transformer import VaswaniTransformerConfig
-from .errors import BrokenFileError, InputError, UnavailableError, one_line
+from .errors import BrokenFileError, InputError, UnavailableError, name_in_errors, one_line
 from .model_folder import (
     ModelFolder,
     check_readable,
@@ -130,7 +130,8 @@ def load_tensors(file: Path) -> dict[str, Tensor]:
     """Load a safetensors file. Raises BrokenFileError if it is incomplete."""
     check_readable(file)
     try:
-        return load_file(file)
+        with name_in_errors(file):
+            return load_file(file)
     except (SafetensorError, OSError) as error:
         size = f"{file.stat().st_size:,} bytes"
         raise BrokenFileError(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .atomic import atomic_file
-from .errors import BrokenFileError, InputError, one_line
+from .errors import BrokenFileError, InputError, name_in_errors, one_line
 from .search_vaswani_transformer import SearchSettings, refuse_settings_of_generate
 from .sentences_vaswani_transformer import LANGUAGE_TOKEN, TARGET_TOKENIZER
 
@@ -203,7 +203,8 @@ def read_json_object(path: Path, *objects: str) -> dict[str, Any]:
     """
     check_readable(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        with name_in_errors(path):
+            text = path.read_text(encoding="utf-8")
         content = json.loads(text)
         if LONE_SURROGATE.search(text):  # or a pair
             json.dumps(content, ensure_ascii=False).encode()
@@ -366,7 +367,7 @@ def verify_manifest(folder: Path, needed: Iterable[str] = (WEIGHTS,)) -> bool:
 
 
 def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with name_in_errors(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .atomic import atomic_file, lock, remove_stale
-from .errors import BrokenFileError, InputError
+from .errors import BrokenFileError, InputError, name_in_errors
 from .lines import open_output, read_lines
 from .model_folder import MODEL_FILES, files_sha256, read_json_object, write_json
 from .translate_lines import LineTranslator, NumberedLines, split_into_chunks
@@ -61,7 +61,8 @@ def claim_parts(folder: Path, about: dict[str, Any]) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
-            lock(descriptor)
+            with name_in_errors(folder):
+                lock(descriptor)
         except BlockingIOError:
             raise InputError(
                 f"{folder} is in use by another process; wait for it, or choose another --output"
