@@ -253,10 +253,11 @@ def choose_micro_batches(
 
     "auto": on GPUs the smallest multiple of `processes` with which a process fits into its memory, at most 8, because
     starting the kernels of a small micro-batch takes the host longer than computing it takes the GPU.
-    A resumed run keeps its number, because it determines the pairs of a step.
+    A resumed run keeps its number, because it determines the pairs of a step, unless the recipe allows fewer now: a pair
+    might not fit into them.
     """
     if settings.micro_batches == "auto" and saved:
-        return saved.get("micro_batches", settings.max_micro_batches)
+        return min(saved.get("micro_batches", settings.max_micro_batches), settings.max_micro_batches)
     if settings.micro_batches != "auto" or device.type != "cuda":
         return settings.max_micro_batches
     memory = USABLE_MEMORY * torch.cuda.get_device_properties(device).total_memory
