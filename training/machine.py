@@ -253,8 +253,8 @@ def choose_micro_batches(
 
     "auto": on GPUs the smallest multiple of `processes` with which a process fits into its memory, at most 8, because
     starting the kernels of a small micro-batch takes the host longer than computing it takes the GPU.
-    A resumed run keeps its number, because it determines the pairs of a step, unless the recipe allows fewer now: a pair
-    might not fit into them.
+    A resumed run keeps its number, because it determines the pairs of a step, unless the recipe now allows fewer, so
+    that a pair might not fit into them.
     """
     if settings.micro_batches == "auto" and saved:
         return min(saved.get("micro_batches", settings.max_micro_batches), settings.max_micro_batches)
