@@ -185,7 +185,7 @@ def test_accelerate_launch_runs_two_processes(text, tmp_path, uninterrupted, opt
 def test_a_launcher_that_starts_too_few_processes_is_detected(text, tmp_path):
     launcher = launch(text, tmp_path, "--cpu")
     assert launcher.wait(200) != 0
-    expected = "1 process running, more requested; without GPUs, start them with `accelerate launch --multi_gpu"
+    expected = "1 process running, more requested; without GPUs, start them with `vaswani-transformer train --processes"
     assert expected in (tmp_path / "log").read_text()
 
 

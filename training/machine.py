@@ -89,7 +89,8 @@ def check_process_count(wanted: int | None, running: int) -> None:
     if launched_as_one_of_several or wanted not in (None, running):
         raise UnavailableError(
             f"{running} process{'es' if running > 1 else ''} running, {wanted or 'more'} requested; without GPUs, "
-            f"start them with `accelerate launch --multi_gpu --num_processes {wanted or 'N'}` (gloo)"
+            f"start them with `vaswani-transformer train --processes {wanted or 'N'}`, or with "
+            f"`accelerate launch --multi_gpu --num_processes {wanted or 'N'}` (gloo)"
         )
 
 
