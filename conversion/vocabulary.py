@@ -254,8 +254,12 @@ def find_common_ids(
 
 
 def read_token_ids(path: Path) -> list[str]:
-    """Read the tokens of a vocab.json by id. Raises BrokenFileError unless the ids are 0, 1, 2, ... without a gap."""
-    ids = read_json_object(path)
+    """Read the tokens of a vocab.json by id. Raises BrokenFileError."""
+    return order_tokens(read_json_object(path), path)
+
+
+def order_tokens(ids: Mapping[str, int], path: Path) -> list[str]:
+    """Return the tokens by id. Raises BrokenFileError unless the ids are 0, 1, 2, ... without a gap."""
     if sorted(ids.values()) != list(range(len(ids))):
         raise BrokenFileError(f"{path}: the ids are not 0 to {len(ids) - 1}, each once")
     return sorted(ids, key=lambda token: ids[token])

@@ -11,11 +11,14 @@ from conversion.convert import READERS
 from vaswani_transformer import Translator
 
 # A wrong epsilon of LayerNorm shows as 4e-5, every other wrong switch as 0.2 to 10. Marian prints five digits; the
-# LayerNorm of the Annotated Transformer is folded into one with another epsilon.
-TOLERANCE = {"marian": 2e-5, "marian-spm": 2e-5, "annotated-transformer": 2e-5}
+# LayerNorm of two tutorials is folded into one with another epsilon.
+TOLERANCE = {
+    "marian": 2e-5, "marian-spm": 2e-5, "annotated-transformer": 2e-5,
+    "pytorch-transformer": 2e-5, "pytorch-transformer-first": 2e-5,
+}  # fmt: skip
 
 # Tutorials without beam search.
-GREEDY_ONLY = ("torch-nn-transformer", "annotated-transformer", "pytorch-seq2seq")
+GREEDY_ONLY = ("torch-nn-transformer", "annotated-transformer", "pytorch-seq2seq", "pytorch-transformer")
 # How each toolkit ranks a hypothesis of L tokens, </s> counted; anything else is sum log P / ((5 + L) / 6)^0.6, ours.
 # Sockeye's scores are costs.
 SCORES = {
@@ -152,6 +155,7 @@ GREEDY = {"beams": 1, "length_penalty": 1.0, "early_stopping": False}
         ("torch-nn-transformer", 1, GREEDY),
         ("annotated-transformer", 1, GREEDY),
         ("pytorch-seq2seq", 1, GREEDY),
+        ("pytorch-transformer", 1, GREEDY),
     ],
 )
 def test_toolkits_with_our_penalty_find_the_same_hypotheses(name: str, compared: int, search: dict):

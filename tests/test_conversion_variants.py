@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from conftest import padded, randomise
-from golden import converted, golden
+from golden import converted, golden, refusal
 from safetensors.torch import load_file, save_file
+from saved_model import change_json
 from torch import Tensor, nn
 from transformers import AutoTokenizer, FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
 
@@ -113,17 +114,48 @@ def test_options_beside_a_state_dict_do_not_make_it_fairseqs(tmp_path: Path):
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("name", ["torch-nn-transformer", "annotated-transformer", "pytorch-seq2seq"])
+@pytest.mark.parametrize(
+    "name", ["torch-nn-transformer", "annotated-transformer", "pytorch-seq2seq", "pytorch-transformer"]
+)
 def test_tutorials_weights_may_be_in_a_trainers_checkpoint(name: str, tmp_path: Path):
     """As DataParallel names them, beside the state of an optimizer."""
     theirs = shutil.copytree(golden(name), tmp_path / "theirs")
     (file,) = theirs.glob("*.pt*")
-    weights = {f"module.{name}": tensor.clone() for name, tensor in load_checkpoint(file).items()}
+    saved = load_checkpoint(file)
+    weights = {f"module.{name}": tensor.clone() for name, tensor in saved.get("model_state_dict", saved).items()}
     torch.save({"epoch": 3, "model_state_dict": weights, "optimizer": {"state": {0: {}}}}, file)
     main([str(theirs), str(tmp_path / "ours")])
     expected = load_file(converted(name).folder / "model.safetensors")
     for name, tensor in load_file(tmp_path / "ours" / "model.safetensors").items():
         assert torch.equal(tensor, expected[name])
+
+
+def test_languages_of_tokenizers_are_told_by_their_sizes_or_by_name(tmp_path: Path, refused):
+    theirs = shutil.copytree(golden("pytorch-transformer"), tmp_path / "theirs")
+    (theirs / "tokenizer_en.json").rename(theirs / "tokenizer_zz.json")  # the sizes differ
+    main([str(theirs), str(tmp_path / "sizes")])
+    expected = Path(converted("pytorch-transformer").folder / "tokenizer.json").read_text()
+    assert (tmp_path / "sizes" / "tokenizer.json").read_text() == expected
+
+    file = theirs / "tmodel_19.pt"
+    state = {name: tensor.clone() for name, tensor in load_checkpoint(file)["model_state_dict"].items()}
+    state["src_embed.embedding.weight"] = state["tgt_embed.embedding.weight"]
+    torch.save(state, file)
+    shutil.copy(theirs / "tokenizer_it.json", theirs / "tokenizer_zz.json")
+    message = refusal(refused, theirs, tmp_path / "ours")
+    assert "tokenizer_it.json has 14 tokens, tokenizer_zz.json has 14 tokens" in message
+    assert 'name the languages of source and target in config.json, as {"lang_src": "en"' in message
+    change_json(theirs / "config.json", lang_src="zz", lang_tgt="it")
+    main([str(theirs), str(tmp_path / "ours")])
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "{}", "[]", '{"model": {"type": "WordLevel", "vocab": {"a": 7}, "unk_token": "a"}}']
+)
+def test_a_broken_tokenizer_of_a_tutorial_is_named(content: str, tmp_path: Path, refused):
+    theirs = shutil.copytree(golden("pytorch-transformer"), tmp_path / "theirs")
+    (theirs / "tokenizer_it.json").write_text(content)
+    assert "tokenizer_it.json" in refusal(refused, theirs, tmp_path / "ours", code=3)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -22,6 +22,7 @@ from training.schedule import total_steps
 from training.scores import corpus_bleu
 from vaswani_transformer import TorchTranslator, Translator
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.model_argument import locate_model
 
 
 def test_the_model_is_the_average_of_the_last_checkpoints(uninterrupted):
@@ -80,6 +81,22 @@ def test_the_last_checkpoints_and_the_best_are_kept(uninterrupted):
     assert best == losses[min(losses)]
     assert {path.name for path in root.iterdir() if path.is_dir()} == {"step-15", "step-20", "step-24", best}
     assert (root / "latest").read_text() == "step-24\n"
+
+
+@pytest.mark.parametrize("pointer", ["latest", "best"])
+def test_a_checkpoint_that_a_run_points_at_is_a_model(pointer, uninterrupted):
+    root = uninterrupted(1)[0] / "checkpoints"
+    folder = root / (root / pointer).read_text().strip()
+    assert Translator.from_pretrained(root / pointer).folder == folder
+    assert locate_model(str(root / pointer)) == folder
+
+
+@pytest.mark.parametrize("name", ["..", "step-7", "", "step-24/../step-24", "x" * 10**6])
+def test_a_pointer_to_no_checkpoint_is_not_followed(name, tmp_path, uninterrupted):
+    root = shutil.copytree(uninterrupted(1)[0], tmp_path / "run") / "checkpoints"
+    (root / "best").write_text(name)
+    with pytest.raises(InputError, match=r"checkpoints/best is a file; give the folder"):
+        Translator.from_pretrained(root / "best")
 
 
 def test_a_finished_run_is_repeated_unchanged_or_extended(start, tmp_path, uninterrupted):

@@ -41,7 +41,15 @@ from vaswani_transformer.model_folder import (
     write_json,
 )
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
-from vaswani_transformer.training_run import RECORD, STATE, check_numbers, list_checkpoints, parse_step, read_run
+from vaswani_transformer.training_run import (
+    RECORD,
+    STATE,
+    check_numbers,
+    list_checkpoints,
+    parse_step,
+    read_pointer,
+    read_run,
+)
 
 from . import machine, tensors
 from .corpus import VALIDATION_SHA256, Corpora
@@ -267,7 +275,7 @@ def prune(root: Path, keep: int, every: int) -> None:
 
     Checkpoints that a signal made in between do not displace those that are averaged into the final model.
     """
-    kept = {folder.name for folder in regular_checkpoints(root, every)[:keep]} | {_read_pointer(root / "best")}
+    kept = {folder.name for folder in regular_checkpoints(root, every)[:keep]} | {read_pointer(root / "best")}
     for folder in list_checkpoints(root)[1:]:
         if folder.name not in kept:
             with temporary_path(folder) as temporary:  # never half removed under its final name
@@ -335,12 +343,12 @@ def newest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
     all are damaged: training never restarts from step 0 by itself.
     """
     for folder in intact_checkpoints(list_checkpoints(root), say):
-        if _read_pointer(root / "latest") != folder.name:  # killed before it was written, or its folder is damaged
+        if read_pointer(root / "latest") != folder.name:  # killed before it was written, or its folder is damaged
             _write_pointer(root / "latest", folder.name)
         return folder
     if broken := len([*root.glob("step-*.broken")]):
         raise BrokenFileError(f"{root}: all {broken} checkpoints are damaged; start again with --overwrite true")
-    if (newest := _read_pointer(root / "latest")) is not None:
+    if (newest := read_pointer(root / "latest")) is not None:
         raise BrokenFileError(f"{root}: {newest} is missing; restore it, or start again with --overwrite true")
     return None
 
@@ -363,7 +371,3 @@ def intact_checkpoints(folders: list[Path], say: Callable[[str], None]) -> Itera
 def _write_pointer(pointer: Path, name: str) -> None:
     with atomic_file(pointer) as file:
         file.write(f"{name}\n".encode())
-
-
-def _read_pointer(pointer: Path) -> str | None:
-    return pointer.read_text(errors="replace").strip() if pointer.is_file() else None

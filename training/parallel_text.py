@@ -551,7 +551,10 @@ def open_dataset(settings: TextSettings, split: str) -> ParallelText:
             labels = list(batch)
             if (columns := find_columns(labels, languages)) is None:
                 language = missing_language(labels, languages)
-                raise InputError(f"{where}: {missing} {language!r}; available: {', '.join(labels)}")
+                raise InputError(
+                    f"{where}: {missing} {language!r}; available: {', '.join(labels)}. Rename the columns with "
+                    f"`rename_columns` of datasets: to {', '.join(languages)}, or to source, target"
+                )
             for row in zip(*batch.values(), strict=True):
                 number += 1
                 yield number, *_pick_texts(row, labels, columns, languages, f"{where}, row {number}")

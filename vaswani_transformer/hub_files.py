@@ -10,6 +10,7 @@ from typing import Any
 
 from .errors import InputError, UnavailableError, one_line
 from .model_folder import ADAPTER, CONVERTIBLE_TYPES, MODEL_FILES, MODEL_TYPE, WEIGHTS
+from .training_run import follow_pointer
 
 # Not downloaded of other repositories than this package's: weights of other frameworks, documents, pictures.
 UNREAD = tuple(".h5 .msgpack .ot .onnx .gguf .tflite .mlmodel .zip .md .py .png .jpg .pdf".split())
@@ -53,8 +54,8 @@ def is_repository(name: str | Path) -> bool:
 
 
 def check_folder(path: str | Path) -> Path:
-    """Return the path of a folder. Raises InputError if there is none."""
-    folder = Path(path)
+    """Return the path of a folder, or of the checkpoint that `checkpoints/best` names. Raises InputError."""
+    folder = follow_pointer(Path(path))
     if folder.is_dir():
         return folder
     if folder.exists():

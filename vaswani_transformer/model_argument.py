@@ -17,6 +17,7 @@ from .errors import InputError, escape_controls
 from .hub_files import DryRun, download, download_any, is_repository
 from .model_folder import ADAPTER, MODEL_TYPE, choose_backend
 from .programs import import_program
+from .training_run import follow_pointer
 
 
 def find_model(context: typer.Context, model: str, revision: str | None = None, dry_run: bool = False) -> Path:
@@ -57,7 +58,7 @@ def locate_model(
         if dry_run:
             typer.echo(f"{model}: nothing would be downloaded")
             raise typer.Exit()
-        return Path(model)
+        return follow_pointer(Path(model))
     try:
         if files is not None:
             return download(model, revision, files, dry_run)

@@ -518,29 +518,21 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
         )
     settings = read_tokenizer_settings(folder)
     check_readable(path)
-    try:
-        with silence_stderr():
-            tokenizer = Tokenizer.from_file(str(path))
-            check_growth(path, tokenizer)
-            control = {settings.get(name) for name in SPECIAL_TOKENS}
-            if any(t.special and t.content not in control for t in tokenizer.get_added_tokens_decoder().values()):
-                content = json.loads(tokenizer.to_str())
-                if keep_symbols(content, settings):
-                    tokenizer = Tokenizer.from_str(json.dumps(content))
-            # transformers saves truncation and padding as its last call set them, and applies neither after loading.
-            tokenizer.no_padding()
-            tokenizer.no_truncation()
-            ids = tokenizer.encode("a").ids  # a pre-tokenizer or post-processor may panic here
-            tokenizer.encode(RARE_TEXT)  # fails without a token for unknown text
-            known = sorted(tokenizer.get_vocab(with_added_tokens=True).values())
-            tokenizer.decode(known)  # a decoder may panic, too
-    except (KeyboardInterrupt, SystemExit, BrokenFileError):
-        raise
-    except BaseException as error:  # tokenizers raises Exception, and for a panic in Rust a subclass of BaseException
-        read_json_object(path)  # which says more about a file that is missing, or no JSON
-        raise BrokenFileError(
-            f"{path} is not a tokenizer ({one_line(str(error))}); copy or download it again"
-        ) from None
+    with tokenizer_errors(path):
+        tokenizer = Tokenizer.from_file(str(path))
+        check_growth(path, tokenizer)
+        control = {settings.get(name) for name in SPECIAL_TOKENS}
+        if any(t.special and t.content not in control for t in tokenizer.get_added_tokens_decoder().values()):
+            content = json.loads(tokenizer.to_str())
+            if keep_symbols(content, settings):
+                tokenizer = Tokenizer.from_str(json.dumps(content))
+        # transformers saves truncation and padding as its last call set them, and applies neither after loading.
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        ids = tokenizer.encode("a").ids  # a pre-tokenizer or post-processor may panic here
+        tokenizer.encode(RARE_TEXT)  # fails without a token for unknown text
+        known = sorted(tokenizer.get_vocab(with_added_tokens=True).values())
+        tokenizer.decode(known)  # a decoder may panic, too
     for name in SPECIAL_TOKENS:
         if name in settings and tokenizer.token_to_id(settings[name]) is None:
             file = folder / "tokenizer_config.json"
@@ -609,6 +601,21 @@ def list_steps(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if isinstance(steps, list):
             for step in steps:
                 yield from list_steps(step)
+
+
+@contextmanager
+def tokenizer_errors(path: Path) -> Iterator[None]:
+    """Raise errors and panics of the tokenizers library as BrokenFileError."""
+    try:
+        with silence_stderr():
+            yield
+    except (KeyboardInterrupt, SystemExit, BrokenFileError):
+        raise
+    except BaseException as error:  # tokenizers raises Exception, and for a panic in Rust a subclass of BaseException
+        read_json_object(path)  # which says more about a file that is missing, or no JSON
+        raise BrokenFileError(
+            f"{path} is not a tokenizer ({one_line(str(error))}); copy or download it again"
+        ) from None
 
 
 @contextmanager

@@ -29,6 +29,8 @@ TYPE_NAMES = {
     float: "a number of 0 or more",
 }  # fmt: skip
 LARGEST_NUMBER = 10**18
+POINTERS = ("latest", "best")  # files in checkpoints/
+LONGEST_NAME = 255  # bytes of a file name
 # Name in metrics.jsonl: label in the figure
 CURVES = {
     "loss": "training, smoothed",
@@ -83,6 +85,22 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 def parse_step(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
+
+
+def read_pointer(pointer: Path) -> str | None:
+    """Return the name of the checkpoint that `latest` or `best` beside it points to, None if there is no such file."""
+    if not pointer.is_file():
+        return None
+    with pointer.open(errors="replace") as file:
+        return file.read(LONGEST_NAME).strip()
+
+
+def follow_pointer(path: Path) -> Path:
+    """Return the checkpoint that `checkpoints/latest` or `checkpoints/best` of a run names, or the path itself."""
+    if path.name not in POINTERS or path.parent.name != "checkpoints":
+        return path
+    named = [folder for folder in list_checkpoints(path.parent) if folder.name == read_pointer(path)]
+    return named[0] if named else path
 
 
 def find_checkpoint(run: Path) -> tuple[Path | None, int | None]:
