@@ -190,6 +190,12 @@ def test_a_launcher_that_starts_too_few_processes_is_detected(text, tmp_path):
 
 
 @pytest.mark.slow
+def test_leftovers_of_another_launcher_are_named(start):
+    said = start(variables={"WORLD_SIZE": "4", "RANK": "2"}).ends(2, "unset it for a single process): Tried to launch")
+    assert "what another launcher has set (WORLD_SIZE=4" in said
+
+
+@pytest.mark.slow
 def test_a_single_process_may_run_where_the_cluster_sets_an_address(text, tmp_path, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "node7")
     launcher = launch(text, tmp_path, "--cpu", "--num_processes", "1", max_steps=6)

@@ -36,6 +36,7 @@ from .launch import LAUNCHED
 from .recipe import BatchSettings, HardwareSettings, differences, nearest
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # a process that hangs in a step ends the run
+LAUNCHER_VARIABLES = ("WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # by which Accelerate decides
 MAIN_PROCESS_TIMEOUT = timedelta(hours=12)  # while the main process reads the text or measures BLEU
 
 # training_memory estimates 1.2 times what autograd keeps in float32, 1.9 times what it keeps in bfloat16. The rest of a
@@ -59,6 +60,8 @@ def make_accelerator(
             raise InputError(f"trackers: {name!r} is unknown to Accelerate{nearest(name, known)}")
         if name in LOGGER_TYPE_TO_CLASS and LoggerType(name) not in get_available_trackers():
             raise UnavailableError(f"trackers: {name} is not installed; pip install {name}")
+    # Accelerate sets some of them itself.
+    launched = [f"{name}={os.environ[name]}" for name in LAUNCHER_VARIABLES if name in os.environ]
     try:
         return Accelerator(
             # Explicit, or Accelerate starts several processes without a GPU as independent runs.
@@ -72,7 +75,10 @@ def make_accelerator(
             ],
         )
     except ValueError as error:
-        raise InputError(f"mixed_precision or trackers: {' '.join(str(error).split())}") from error
+        place = "mixed_precision or trackers"
+        if launched:
+            place = f"{place}, or what another launcher has set ({' '.join(launched)}; unset it for a single process)"
+        raise InputError(f"{place}: {' '.join(str(error).split())}") from error
 
 
 def check_process_count(wanted: int | None, running: int) -> None:
