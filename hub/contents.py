@@ -9,6 +9,7 @@ model or of other weights, as after more training.
 import hashlib
 import json
 import re
+import reprlib
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -96,6 +97,8 @@ SECRETS = re.compile(
     rb"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
     rb"|://[^\s/@:\"'<>`]*:[^\s/@\"'<>`]+@"  # https://user:password@host
 )
+# Characters that JSON, Markdown and Python write in another way, and white space, where YAML breaks lines.
+ESCAPED = re.compile(rb"\\(?:[bfnrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})|\s+", re.IGNORECASE)
 # Entries of JSON files that are published. Others could name code, which transformers runs with trust_remote_code, or
 # files. The entries by which transformers finds our own code are added.
 CONFIG_ENTRIES = frozenset(VaswaniTransformerConfig().to_dict()) - {"auto_map", "custom_pipelines", "_name_or_path"}
@@ -230,7 +233,8 @@ def collect_onnx_files(folder: Path, weights_sha256: str, onnx: Path) -> Files:
     if not onnx.is_dir():
         named = f"; the precisions before = are {', '.join(PRECISIONS)}" if "=" in str(onnx) else ""
         raise InputError(f"--onnx {onnx}: no such folder{named}")
-    graphs = [path for path in sorted(onnx.glob("*.onnx")) if path.is_file()]
+    # Not the files `._NAME` that macOS writes beside others on foreign disks.
+    graphs = [path for path in sorted(onnx.glob("[!.]*.onnx")) if path.is_file()]
     if not graphs:
         raise InputError(f"{onnx} contains no .onnx file; `vaswani-transformer export onnx` writes one")
     refuse_links(onnx)
@@ -385,19 +389,31 @@ def collect_space_files(repo: str, model: str, revision: str | None) -> Files:
 
 
 def refuse_secrets(files: Files) -> None:
-    """Raise InputError naming a file with an access token, a password or a private key, or a setting with a folder."""
+    """Raise InputError naming a file with an access token, a password or a private key.
+
+    The same applies to a setting that names a folder or has a number that JSON lacks.
+    """
     for name, content in files.items():
         if not isinstance(content, bytes):
             continue  # weights and graphs, whose text has been checked
-        if SECRETS.search(content):
-            origin = " (from run.json, conversion.json, CONVERSION.md or the results)" if name == "README.md" else ""
+        unescaped = ESCAPED.sub(b" ", content).replace(b"\\", b"")  # a card has hf\_ for hf_
+        if SECRETS.search(content) or SECRETS.search(unescaped):
+            records = " (from run.json, a checkpoint, conversion.json, CONVERSION.md or the results)"
             raise InputError(
-                f"{name} contains an access token, a password or a private key{origin}; remove it before publishing"
+                f"{name} contains an access token, a password or a private key{records * (name == 'README.md')}; "
+                "remove it before publishing"
             )
         if name.endswith(("config.json", EXPORT_RECORD)):
             for field, value in json.loads(content).items():
                 if field not in SPECIAL_TOKENS and (path := find_path(value)):
                     raise InputError(f"{name}: {field} names the path {path!r:.80}; remove it before publishing")
+                try:
+                    json.dumps(value, allow_nan=False)
+                except ValueError:
+                    raise InputError(
+                        f"{name}: {field} is {reprlib.repr(value)}; NaN and Infinity are not JSON, and only Python "
+                        "reads them: remove the entry or give a number"
+                    ) from None
 
 
 def find_path(value: Any) -> str | None:

@@ -20,6 +20,7 @@ from tokenizers.models import WordLevel
 
 from vaswani_transformer.atomic import atomic_file, atomic_folder, check_new_folder, remove_stale
 from vaswani_transformer.errors import InputError
+from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.lines import open_output, read_lines
 
 # Under the program's name the package does not import torch.
@@ -105,6 +106,22 @@ def finish(process: subprocess.Popen[str], out: Path) -> None:
     assert process.returncode == 0
     assert [path.name for path in out.parent.iterdir()] == [out.name]
     assert (out / "inner" / "weights").read_bytes() == b"half"
+
+
+def test_the_slower_of_two_writers_is_told_to_choose_another_name(tmp_path: Path, refused) -> None:
+    """As of two conversions or exports to one folder at once."""
+
+    def write(arguments: list[str]) -> None:
+        def command(**settings: object) -> None:
+            with atomic_folder(tmp_path / "out") as folder:
+                (folder / "ours").write_bytes(b"1")
+                start_writing(tmp_path / "out").communicate("continue\n", timeout=100)
+
+        exit_cleanly(command, arguments)
+
+    error = refused(write, [], 2)
+    assert f"{tmp_path / 'out'}: another program wrote it in the meantime, and it is kept; give the name of" in error
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["weights"]
 
 
 def test_files_of_a_running_process_are_not_removed(tmp_path: Path) -> None:

@@ -364,24 +364,63 @@ raise SystemExit(launch.launch("training", sys.argv[3:], processes))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_reaches_every_training_process_once(tmp_path, number):
-    (tmp_path / "training").mkdir()
-    (tmp_path / "training" / "__init__.py").touch()
-    (tmp_path / "training" / "__main__.py").write_text(PROGRAM)
-    shutil.copy(ROOT / "training" / "launch.py", tmp_path / "training")
+def make_program(folder: Path, content: str) -> None:
+    """Write a training program that `LAUNCH` starts in this folder."""
+    (folder / "training").mkdir()
+    (folder / "training" / "__init__.py").touch()
+    (folder / "training" / "__main__.py").write_text(content)
+    shutil.copy(ROOT / "training" / "launch.py", folder / "training")
+
+
+def configure_accelerate(folder: Path, **content: object) -> Path:
+    """Write the file of `accelerate config` for a program whose HF_HOME is this folder."""
+    config = folder / "accelerate" / "default_config.yaml"
+    config.parent.mkdir()
+    content = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "NO", "mixed_precision": "no"} | content
+    config.write_text(json.dumps({"num_processes": 1, "num_machines": 1, "use_cpu": True} | content))
+    return config
+
+
+@pytest.mark.parametrize(("number", "processes"), [(signal.SIGTERM, 2), (signal.SIGINT, 2), (signal.SIGTERM, 1)])
+def test_a_signal_reaches_every_training_process_once(tmp_path, number, processes):
+    make_program(tmp_path, PROGRAM)
+    if processes == 1:  # `train` starts it itself unless Accelerate is configured
+        configure_accelerate(tmp_path)
     launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, tmp_path, "2", "--config", "a b", "--", "-x"],
+        [sys.executable, "-c", LAUNCH, tmp_path, str(processes), "--config", "a b", "--", "-x"],
         env=ENVIRONMENT | {"HF_HOME": str(tmp_path)},
         stdout=subprocess.PIPE,
         start_new_session=True,  # no terminal
         cwd=ROOT,  # which holds another folder called training
     )
     assert launcher.stdout is not None
-    assert {launcher.stdout.readline() for _ in range(2)} == {b"['--config', 'a b', '--', '-x'] 1\n"}
+    assert {launcher.stdout.readline() for _ in range(processes)} == {b"['--config', 'a b', '--', '-x'] 1\n"}
     launcher.send_signal(number)
     out, _ = launcher.communicate(timeout=300)
-    assert (out, launcher.returncode) == (f"stopped by {int(number)}\n".encode() * 2, 128 + number)
+    assert (out, launcher.returncode) == (f"stopped by {int(number)}\n".encode() * processes, 128 + number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", ["null", "1", "2"])
+def test_the_exit_code_is_that_of_the_training(tmp_path, processes):
+    make_program(tmp_path, "raise SystemExit(3)\n")
+    configure_accelerate(tmp_path)
+    ended = subprocess.run(
+        [sys.executable, "-c", LAUNCH, tmp_path, processes], env=ENVIRONMENT | {"HF_HOME": str(tmp_path)}, cwd=ROOT
+    )
+    assert ended.returncode == 3
+
+
+def test_a_configuration_that_accelerate_cannot_read_is_named(tmp_path):
+    make_program(tmp_path, "")
+    config = configure_accelerate(tmp_path, of_another_version=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", LAUNCH, tmp_path, "2"],
+        env=ENVIRONMENT | {"HF_HOME": str(tmp_path)}, capture_output=True, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert ended.returncode == 4 and "unknown keys (['of_another_version'])" in ended.stderr
+    assert ended.stderr.endswith(f"; mend {config}, or write it again with `accelerate config`\n")
+    assert ended.stderr.startswith("error: Accelerate cannot start the training: ")
 
 
 @pytest.mark.slow
@@ -390,16 +429,10 @@ def test_a_signal_reaches_every_training_process_once(tmp_path, number):
     [("NO", "2", 2), ("NO", "null", 1), ("MULTI_CPU", "2", 2), ("FSDP", "2", 2), ("FSDP", "null", 3), ("NO", "1", 1)],
 )
 def test_processes_override_the_configuration_of_accelerate(tmp_path, kind, processes, started):
-    (tmp_path / "training").mkdir()
-    (tmp_path / "training" / "__init__.py").touch()
     program = "import os\nos.write(1, os.environ.get('ACCELERATE_USE_FSDP', 'false').encode() + b'\\n')\n"
-    (tmp_path / "training" / "__main__.py").write_text(program)
-    shutil.copy(ROOT / "training" / "launch.py", tmp_path / "training")
-    config = tmp_path / "accelerate" / "default_config.yaml"
-    config.parent.mkdir()
-    content = {"compute_environment": "LOCAL_MACHINE", "distributed_type": kind, "mixed_precision": "no"}
-    content |= {"num_processes": 3 if kind == "FSDP" else 1, "num_machines": 1, "use_cpu": True}
-    config.write_text(json.dumps(content | ({"fsdp_config": {"fsdp_version": 2}} if kind == "FSDP" else {})))
+    make_program(tmp_path, program)
+    fsdp = {"num_processes": 3, "fsdp_config": {"fsdp_version": 2}} if kind == "FSDP" else {}
+    config = configure_accelerate(tmp_path, distributed_type=kind, **fsdp)
     ended = subprocess.run(
         [sys.executable, "-c", LAUNCH, tmp_path, processes],
         env=ENVIRONMENT | {"HF_HOME": str(tmp_path)}, capture_output=True, text=True, cwd=ROOT,

@@ -198,6 +198,10 @@ def test_held_out_pairs_are_evaluated_if_there_is_no_other_text(model_folder, ca
 def test_a_damaged_record_of_the_run_is_named(model_folder, refused):
     (model_folder / "model/run.json").write_text('{"recipe": null}')
     assert "run.json: recipe is a NoneType; it must be an object" in refused(main, [model_folder / "model"], 3)
+    for key, value in (("data", ["x"]), ("dataset", {"a": 1}), ("source_language", None)):
+        (model_folder / "model/run.json").write_text(json.dumps({"recipe": {key: value}}))
+        error = refused(main, [model_folder / "model"], 3)
+        assert f"run.json: recipe: {key} is {value!r}, must be a valid string" in error
 
 
 def test_tokenised_text_is_also_scored_as_written():

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
+from hub_server import WRITE_TOKEN
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
-from test_hub_push import ROW, rows
+from test_hub_push import ROW, refusal, rows
 
 from hub.card import default_example, training_curve, write_card
 from hub.contents import check_same_model, collect_record
@@ -134,6 +135,25 @@ def test_a_field_adds_nothing_but_text(folder, translator, place, name):
 @pytest.mark.parametrize(("place", "name"), FIELDS)
 def test_no_kind_of_markdown_adds_anything_but_text(folder, translator, place, name):
     check_field(folder, translator, place, name, PAYLOADS)
+
+
+KEY = "x " * 33 + "-----BEGIN OPENSSH PRIVATE KEY-----"  # YAML breaks the line at one of its spaces
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "secret"),
+    [
+        ("trainer_state.json", "device", WRITE_TOKEN),  # Markdown escapes the underscore
+        ("run.json", "source_language", WRITE_TOKEN),
+        ("run.json", "command", f"train \x1b{WRITE_TOKEN}"),
+        ("run.json", "preset", KEY),
+        ("conversion.json", "toolkit", WRITE_TOKEN),
+        ("CONVERSION.md", "a note", WRITE_TOKEN),
+    ],
+)
+def test_a_secret_in_a_record_is_refused(folder, refused, place, name, secret):
+    write_record(folder, place, name, secret)
+    assert "README.md contains an access token, a password or" in refusal(refused, folder, "tester/model")
 
 
 RECORDS = {

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -393,6 +394,25 @@ def test_a_file_with_a_secret_is_refused(folder, refused, secret):
     assert "config.json contains an access token" in error and secret not in error
 
 
+def test_a_secret_on_a_line_of_its_own_is_refused(folder, refused):
+    change_json(folder / "config.json", id2label={"0": f"token:\n{WRITE_TOKEN}"})
+    assert "config.json contains an access token" in refusal(refused, folder, REPO)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("tokenizer_config.json", "model_max_length", math.inf),
+        ("config.json", "id2label", {"0": math.nan}),
+        ("generation_config.json", "temperature", -math.inf),
+    ],
+)
+def test_settings_that_only_python_can_read_are_refused(folder, refused, name, field, value):
+    """transformers.js parses the files as JSON, which has no such numbers."""
+    change_json(folder / name, **{field: value})
+    assert f"{name}: {field} is {value!r}; NaN and Infinity are not JSON" in refusal(refused, folder, REPO)
+
+
 def test_entries_that_name_code_or_files_are_not_published(exported, tmp_path):
     """transformers would run a stranger's code for whoever trusts this repository's."""
     folder = shutil.copytree(exported / "model", tmp_path / "model")
@@ -500,6 +520,13 @@ def test_an_export_is_published_as_it_is(exported):
     for name in ("model.onnx", "tokenizer.json", "export.json"):
         before, after = ((place / name).read_bytes() for place in (exported / "onnx", out / "onnx"))
         assert json.loads(before) == json.loads(after) if name.endswith("json") else before == after
+
+
+def test_files_that_macos_adds_are_not_taken_for_graphs(folder, tmp_path):
+    exported = export(folder, tmp_path / "exported")
+    before = names(written(folder, "--onnx", exported))
+    (exported / "._model.onnx").write_bytes(b"\0\5\26\7")
+    assert names(written(folder, "--onnx", exported)) == before
 
 
 def test_descriptions_in_a_graph_are_not_published(folder, tmp_path, refused):

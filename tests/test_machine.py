@@ -74,6 +74,7 @@ def test_a_resumed_run_keeps_what_was_chosen_for_it(gpu, monkeypatch):
     assert choose_micro_batches(recipe_of(), BIG, CUDA, 1, saved) == 8
     for device in (CUDA, CPU):  # a run from a GPU may end on a CPU
         assert choose_micro_batches(recipe_of(), BIG, device, 1, saved | {"micro_batches": 2}) == 2
+        assert choose_micro_batches(recipe_of(), BIG, device, 1, saved | {"micro_batches": 10**9}) == 8
     assert choose_compiler(recipe_of(), CUDA, 100_000, 1, saved) == DynamoBackend.NO
     assert choose_compiler(recipe_of(), CUDA, 100, 1, saved | {"compiler": "inductor"}) == DynamoBackend.INDUCTOR
     assert choose_precision(None, saved) == "no"

@@ -1,18 +1,23 @@
 """Errors about a model folder name the file, field or tensor; nothing is guessed, no code from the folder runs."""
 
+import contextlib
 import json
 import math
 import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from saved_model import ENGLISH, VOCABULARY, change_json, trained_model, trained_tokenizer
+from tokenizers import Regex, Tokenizer, models, normalizers
 
-from vaswani_transformer import SearchSettings, TorchTranslator, Translator
+from vaswani_transformer import SearchSettings, TorchTranslator, Translator, model_folder
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.hub_files import find_folder
 from vaswani_transformer.loading import load_model, load_tokenizer
@@ -186,6 +191,60 @@ def test_ids_that_a_post_processor_adds_are_checked(folder, ids, reason):
     end = {"</s>": {"id": "</s>", "ids": ids, "tokens": ["</s>"] * len(ids)}}
     change_json(folder / "tokenizer.json", post_processor=content | {"special_tokens": end})
     assert reason in refusal(folder)
+
+
+LONG = "a" * 1000
+SPACE = {"type": "Replace", "pattern": {"Regex": "(?=.)"}, "content": " "}  # before each letter
+
+
+def replace(pattern: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": pattern}, "content": content}
+
+
+@pytest.mark.parametrize(
+    ("field", "steps", "reason"),
+    [
+        ("normalizer", [replace("a", LONG)] * 9, "1,000,000 letters of one, with its step Replace 'aaa"),
+        ("normalizer", [replace("b", LONG.upper()), {"type": "Lowercase"}, replace("a", LONG)], "1,000,000 letters"),
+        ("normalizer", [SPACE] * 99, "16,384 letters of one, with its step Replace ' '; at most 10,000 are"),
+        ("normalizer", [{"type": "Prepend", "prepend": LONG * 1000}], "1,000,001 letters"),
+        ("normalizer", [{"type": "ByteLevel"}] * 99, "16,384 letters of one, with its step ByteLevel"),
+        ("decoder", [{"type": "Sequence", "decoders": [replace("a", LONG)]}, replace("a", LONG)], "1,000,000 letters"),
+        ("decoder", [{"type": "BPEDecoder", "suffix": ""}] * 99, "16,384 letters"),
+    ],
+)
+def test_a_tokenizer_that_makes_endless_texts_is_refused(folder, field, steps, reason):
+    change_json(folder / "tokenizer.json", **{field: {"type": "Sequence", f"{field}s": steps}})
+    error = refusal(folder)
+    assert f"tokenizer.json: {field} may make" in error and reason in error and len(error) < 500
+
+
+def test_the_escapes_of_a_toolkit_are_not_multiplied(folder):
+    """Those of Moses and subword-nmt, which do not match each other's letters."""
+    codes = {"&": "&amp;", "|": "&#124;", "<": "&lt;", ">": "&gt;", "'": "&apos;", '"': "&quot;", "[": "&#91;"}
+    steps = [replace(letter, code) for letter, code in codes.items()] + [replace(letter, LONG) for letter in "xyz"]
+    change_json(folder / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": steps})
+    Translator.from_pretrained(folder, device="cpu")
+
+
+TEXTS = st.text("abC\u00e9", min_size=1, max_size=3)
+STEPS = st.builds(normalizers.Replace, TEXTS | st.just(Regex("[^C]")), TEXTS | st.just(""))
+STEPS |= st.builds(normalizers.Prepend, TEXTS)
+# tokenizers 0.23 panics if one of the second follows one of the first.
+ANYWHERE = st.builds(normalizers.Replace, st.sampled_from(["", Regex("(?=a)"), Regex("b*")]), TEXTS)
+LETTERS = st.sampled_from([normalizers.Lowercase(), normalizers.ByteLevel()])
+
+
+@given(
+    st.lists(STEPS | ANYWHERE, max_size=6) | st.lists(STEPS | LETTERS, max_size=6), TEXTS, st.sampled_from([2, 4, 10])
+)
+def test_no_accepted_tokenizer_makes_longer_texts(steps, text, most):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(BrokenFileError):
+        patch.setattr(model_folder, "MOST_LETTERS_OF_A_LETTER", most)
+        model_folder.check_growth(Path("tokenizer.json"), tokenizer)
+        assert len(tokenizer.normalizer.normalize_str(text)) < most * (len(text) + 1)  # the end counts as a letter
 
 
 def test_other_entries_of_a_config_are_ignored(folder):

@@ -1,5 +1,6 @@
 """The single graph translates as `generate()` does for every configuration; other graphs are not written."""
 
+import json
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ import pytest
 import torch
 from conftest import ModelMaker, padded, random_sentences
 from packaging.version import Version
-from saved_model import ENGLISH, GERMAN, already_exported, trained_tokenizer
+from saved_model import ENGLISH, GERMAN, already_exported, trained_model, trained_tokenizer
 from searches import (
     EXPORTED,
     OFFSET,
@@ -29,10 +30,12 @@ from searches import (
     matrices_of,
     session_of,
 )
+from tokenizers import AddedToken, Tokenizer
 
 from conversion.onnx import export as export_module
 from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_single_folder
+from conversion.onnx.readme import write_readme
 from conversion.onnx.rewrite import walk_graphs
 from conversion.onnx.single_graph import export_single_graph
 from conversion.onnx.verify import verify
@@ -182,6 +185,20 @@ def test_the_readme_code_translates_without_torch(exported: Path) -> None:
     expected = f"{translations[0]}\n{ids}\n{translations}\n"
     code = forbidden + one + typed + batch + changed
     assert output_of(code, exported / "onnx") == (expected, "")  # nothing is logged
+
+
+def test_the_readme_quotes_only_plain_names(folder: Path) -> None:
+    """The recipe and the tokens may be a stranger's, and its readers run its code."""
+    options: dict[str, Any] = {"precision": "fp32", "required": {}, "attention": False, "repetition": False}
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in ('>>"+exit()+"<<', ">>deu<<")])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    for language, said in (("en", "from `en` to `de`"), ("`![i](https://evil.example/p.png)", None), (["en"], None)):
+        recipe = {"source_language": language, "target_language": "de"}
+        (folder / "run.json").write_text(json.dumps({"recipe": recipe}))
+        readme = write_readme(trained_model(), folder, folder=folder, **options)
+        assert "exit" not in readme and "evil" not in readme and "`>>deu<<`" in readme
+        assert said in readme if said else "It translates from" not in readme
 
 
 def test_the_readme_code_sets_required_inputs(two_vocabularies: Path) -> None:

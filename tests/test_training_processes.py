@@ -185,8 +185,14 @@ def test_accelerate_launch_runs_two_processes(text, tmp_path, uninterrupted, opt
 def test_a_launcher_that_starts_too_few_processes_is_detected(text, tmp_path):
     launcher = launch(text, tmp_path, "--cpu")
     assert launcher.wait(200) != 0
-    expected = "1 process running, more requested; without GPUs, start them with `accelerate launch --multi_gpu"
+    expected = "1 process running, more requested; without GPUs, start them with `vaswani-transformer train --processes"
     assert expected in (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
+def test_leftovers_of_another_launcher_are_named(start):
+    said = start(variables={"WORLD_SIZE": "4", "RANK": "2"}).ends(2, "unset it for a single process): Tried to launch")
+    assert "what another launcher has set (WORLD_SIZE=4" in said
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vaswani_transformer.errors import InputError
+from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.lines import open_output, read_lines, remove_line_breaks
 from vaswani_transformer.model_argument import find_model_and_backend
@@ -28,7 +28,7 @@ from vaswani_transformer.options import (
     TargetLanguage,
     Workers,
 )
-from vaswani_transformer.training_run import read_run
+from vaswani_transformer.training_run import RECORD, read_run
 
 if TYPE_CHECKING:
     from .recipe import Recipe
@@ -188,9 +188,12 @@ def load_run_recipe(
         return load_recipe(config, flags)
     if (run := read_run(model)) == {}:
         raise InputError(f"{model} has no run.json; pass --config RECIPE, or --source and --reference")
-    saved = run.get("recipe", {})
-    texts = {key: json.dumps(saved[key], ensure_ascii=False) for key in saved if key in TEXT_KEYS}
-    return load_recipe(None, texts | flags)
+    recorded = {key: value for key, value in run.get("recipe", {}).items() if key in TEXT_KEYS}
+    try:
+        load_recipe(None, recorded=recorded)
+    except InputError as error:
+        raise BrokenFileError(f"{model / RECORD}: recipe: {error}; pass --config RECIPE instead") from None
+    return load_recipe(None, flags, recorded)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -2,12 +2,13 @@
 
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -81,23 +82,42 @@ def launch(name: str, arguments: list[str], processes: int | None) -> int:
 def accelerate_launch() -> None:
     """Run `accelerate launch`, and exit with the code of the first process that failed, or with that of a signal."""
     signal.signal(signal.SIGINT, end_now)  # until the launcher has its own handler
-    from accelerate.commands.launch import main
+    from accelerate.commands import launch as accelerate
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     logging.disable(logging.ERROR)  # torchrun's report on every process
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")  # seconds to save a checkpoint; the default is 30
+    accelerate.simple_launcher = become_program
     with tempfile.TemporaryDirectory() as folder:
         first_error = Path(folder) / "first"
         os.environ[FIRST_ERROR] = str(first_error)
         try:
-            main()
+            accelerate.main()
         except SignalException as stopped:
             raise SystemExit(128 + stopped.sigval) from None
         except ChildFailedError as failed:
             if first_error.exists():
                 raise SystemExit(int(first_error.read_text())) from None
             raise SystemExit(report_failure(failed.failures)) from None
+        except Exception as error:  # such as of a configuration for another version, or for MPI
+            config = find_accelerate_config()
+            remedy = f"; mend {config}, or write it again with `accelerate config`" if config else ""
+            print_error(f"error: Accelerate cannot start the training: {one_line(str(error))}{remedy}")
+            raise SystemExit(UnavailableError.exit_code) from None
+
+
+def become_program(arguments: Any) -> NoReturn:
+    """Replace this process by a single process of the training program; replaces a function of Accelerate.
+
+    Accelerate would start a child, which runs on if a signal ends its parent, and whose exit code is lost.
+    """
+    from accelerate.utils.launch import prepare_simple_launcher_cmd_env
+
+    command, environment = prepare_simple_launcher_cmd_env(arguments)
+    environment.pop(FIRST_ERROR)  # there is only one process to report
+    shutil.rmtree(Path(os.environ[FIRST_ERROR]).parent)
+    os.execvpe(command[0], command, environment)
 
 
 def report_failure(failures: dict[int, Any]) -> int:

@@ -36,6 +36,7 @@ from .launch import LAUNCHED
 from .recipe import BatchSettings, HardwareSettings, differences, nearest
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # a process that hangs in a step ends the run
+LAUNCHER_VARIABLES = ("WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # by which Accelerate decides
 MAIN_PROCESS_TIMEOUT = timedelta(hours=12)  # while the main process reads the text or measures BLEU
 
 # training_memory estimates 1.2 times what autograd keeps in float32, 1.9 times what it keeps in bfloat16. The rest of a
@@ -59,6 +60,8 @@ def make_accelerator(
             raise InputError(f"trackers: {name!r} is unknown to Accelerate{nearest(name, known)}")
         if name in LOGGER_TYPE_TO_CLASS and LoggerType(name) not in get_available_trackers():
             raise UnavailableError(f"trackers: {name} is not installed; pip install {name}")
+    # Accelerate sets some of them itself.
+    launched = [f"{name}={os.environ[name]}" for name in LAUNCHER_VARIABLES if name in os.environ]
     try:
         return Accelerator(
             # Explicit, or Accelerate starts several processes without a GPU as independent runs.
@@ -72,7 +75,10 @@ def make_accelerator(
             ],
         )
     except ValueError as error:
-        raise InputError(f"mixed_precision or trackers: {' '.join(str(error).split())}") from error
+        place = "mixed_precision or trackers"
+        if launched:
+            place = f"{place}, or what another launcher has set ({' '.join(launched)}; unset it for a single process)"
+        raise InputError(f"{place}: {' '.join(str(error).split())}") from error
 
 
 def check_process_count(wanted: int | None, running: int) -> None:
@@ -89,7 +95,8 @@ def check_process_count(wanted: int | None, running: int) -> None:
     if launched_as_one_of_several or wanted not in (None, running):
         raise UnavailableError(
             f"{running} process{'es' if running > 1 else ''} running, {wanted or 'more'} requested; without GPUs, "
-            f"start them with `accelerate launch --multi_gpu --num_processes {wanted or 'N'}` (gloo)"
+            f"start them with `vaswani-transformer train --processes {wanted or 'N'}`, or with "
+            f"`accelerate launch --multi_gpu --num_processes {wanted or 'N'}` (gloo)"
         )
 
 
@@ -253,10 +260,11 @@ def choose_micro_batches(
 
     "auto": on GPUs the smallest multiple of `processes` with which a process fits into its memory, at most 8, because
     starting the kernels of a small micro-batch takes the host longer than computing it takes the GPU.
-    A resumed run keeps its number, because it determines the pairs of a step.
+    A resumed run keeps its number, because it determines the pairs of a step, unless the recipe now allows fewer, so
+    that a pair might not fit into them.
     """
     if settings.micro_batches == "auto" and saved:
-        return saved.get("micro_batches", settings.max_micro_batches)
+        return min(saved.get("micro_batches", settings.max_micro_batches), settings.max_micro_batches)
     if settings.micro_batches != "auto" or device.type != "cuda":
         return settings.max_micro_batches
     memory = USABLE_MEMORY * torch.cuda.get_device_properties(device).total_memory

@@ -317,16 +317,18 @@ class Recipe(
         return self.model_dump(exclude=MAY_CHANGE | length)
 
 
-def load_recipe(name: str | None, options: Mapping[str, str | None] | None = None) -> Recipe:
+def load_recipe(
+    name: str | None, options: Mapping[str, str | None] | None = None, recorded: dict[str, Any] | None = None
+) -> Recipe:
     """Load a recipe (default: the paper's base model) and override its keys.
 
-    name: path of a YAML file, or the name of a shipped recipe.
+    name: path of a YAML file, or the name of a shipped recipe.  recorded: keys of a run's recipe, instead of a name
     options: key -> text as typed on the command line, None for an option without a value; "model.dropout" sets one
     key of `model`. Raises InputError for unknown keys, wrong types and values outside their limits.
     """
     path = None if name is None else recipe_path(name)
-    values = {} if path is None else _read_yaml(path)
-    source = {key: f"{path}: {key}" for key in values}
+    values = dict(recorded or {}) if path is None else _read_yaml(path)
+    source = {key: key if path is None else f"{path}: {key}" for key in values}
     for option, text in (options or {}).items():
         key, _, inner = option.replace("-", "_").partition(".")
         source[key] = f"--{option}"

@@ -58,7 +58,13 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             if item.suffix == ".safetensors":  # safetensors always creates its files with mode 0600
                 set_mode(item, folder.stat().st_mode & 0o666)  # `mkdir` has applied the umask to the folder
             sync(item)
-        os.replace(folder, path)
+        try:
+            os.replace(folder, path)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):  # it was absent or empty at the start
+                reason = "another program wrote it in the meantime, and it is kept; give the name of a new folder"
+                raise OSError(error.errno, reason, str(path)) from None
+            raise
         sync(path.parent)
 
 

@@ -4,6 +4,7 @@ Everything here needs neither torch nor transformers. `loading.py` and `onnx_tra
 settings and tokenizers that were read and checked here; transformers and PEFT read none of the files themselves.
 """
 
+import base64
 import hashlib
 import json
 import os
@@ -40,6 +41,10 @@ FIXED_ENTRIES = (
 LARGEST_SIZE = 10_000_000  # of a vocabulary, or of learned positions
 RARE_TEXT = "\u0378 \u4dc0 \U0001fae0"  # an unassigned character, a hexagram and an emoji
 MOST_TOKENS_OF_A_LETTER = 100  # the letter itself, and what a post-processor puts around each sentence
+MOST_LETTERS_OF_A_LETTER = 10_000  # by all steps of a tokenizer; SentencePiece's normalisation may make 18
+# Steps of tokenizers that may double each letter, besides those with a text to insert. A second ByteLevel encodes what
+# the first has made; the others insert a space everywhere if the text that they replace is empty.
+DOUBLING = ("ByteLevel", "BPEDecoder", "CTC")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 ADAPTER = "adapter_config.json"  # of an adapter that PEFT saved; its weights are in adapter_model.safetensors
@@ -516,6 +521,7 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
     check_readable(path)
     with tokenizer_errors(path):
         tokenizer = Tokenizer.from_file(str(path))
+        check_growth(path, tokenizer)
         control = {settings.get(name) for name in SPECIAL_TOKENS}
         if any(t.special and t.content not in control for t in tokenizer.get_added_tokens_decoder().values()):
             content = json.loads(tokenizer.to_str())
@@ -546,13 +552,65 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
     return tokenizer
 
 
+def check_growth(path: Path, tokenizer: "Tokenizer") -> None:
+    """Raise BrokenFileError naming the step by which a short text would fill the memory.
+
+    A step multiplies what an earlier one has inserted only if it matches a letter of it, which the escapes of a toolkit
+    do not do.
+    """
+    for names in (("normalizer", "pre_tokenizer"), ("decoder",)):
+        most = floor = 1.0  # the most letters that any letter has become, and one that no step has inserted
+        inserted: dict[str, float] = {}  # the same for the letters of inserted texts
+        for name in names:
+            part = getattr(tokenizer, name)
+            for step in [] if part is None else list_steps(json.loads(part.__getstate__())):
+                text = step.get("content", step.get("prepend")) if step["type"] in ("Replace", "Prepend") else None
+                matched = "" if text is None else step.get("pattern", {}).get("String", "")
+                before = max((inserted.get(letter, floor) for letter in matched), default=most)
+                after = before * measure_growth(step, text, matched)
+                most = max(most, after)
+                if most > MOST_LETTERS_OF_A_LETTER:
+                    raise BrokenFileError(
+                        f"{path}: {name} may make {most:,.0f} letters of one, with its step {step['type']} "
+                        f"{reprlib.repr(text or '')}; at most {MOST_LETTERS_OF_A_LETTER:,} are supported: shorten or "
+                        "remove the step"
+                    )
+                if text is None:  # it may turn an inserted letter into any other
+                    floor, inserted = most, {}
+                else:
+                    inserted |= {letter: max(inserted.get(letter, floor), after) for letter in text}
+
+
+def measure_growth(step: dict[str, Any], text: str | None, matched: str) -> float:
+    """Return the largest number of letters that a step of a tokenizer makes of one.
+
+    text: what the step inserts, if it is given.  matched: what it replaces; "" for a place or a regular expression
+    """
+    if text is not None:
+        return max(1, len(text) / len(matched) if matched else 1 + len(text))
+    if step["type"] == "Precompiled":  # of SentencePiece: the size of a trie, the trie, texts that end in a zero
+        charsmap = base64.b64decode(step["precompiled_charsmap"])
+        return max(map(len, charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")), default=1)
+    return 2 if step["type"] in DOUBLING else 1
+
+
+def list_steps(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a part of a tokenizer, those of a sequence one by one."""
+    if part["type"] != "Sequence":
+        yield part
+    for steps in part.values() if part["type"] == "Sequence" else ():
+        if isinstance(steps, list):
+            for step in steps:
+                yield from list_steps(step)
+
+
 @contextmanager
 def tokenizer_errors(path: Path) -> Iterator[None]:
     """Raise errors and panics of the tokenizers library as BrokenFileError."""
     try:
         with silence_stderr():
             yield
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, BrokenFileError):
         raise
     except BaseException as error:  # tokenizers raises Exception, and for a panic in Rust a subclass of BaseException
         read_json_object(path)  # which says more about a file that is missing, or no JSON
