@@ -12,7 +12,8 @@ from transformers.utils import logging
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import one_line
-from vaswani_transformer.model_folder import CONVERSION_NOTES, CONVERSION_RECORD, ORIGINALS
+from vaswani_transformer.files import CONVERSION_NOTES
+from vaswani_transformer.model_folder import CONVERSION_RECORD, ORIGINALS
 from vaswani_transformer.search_vaswani_transformer import SearchSettings
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 

@@ -34,7 +34,8 @@ from vaswani_transformer.errors import (
     one_line,
     out_of_memory,
 )
-from vaswani_transformer.model_folder import check_readable, enumerate_names
+from vaswani_transformer.files import check_readable
+from vaswani_transformer.model_folder import enumerate_names
 
 from .options import show_value
 

@@ -18,8 +18,9 @@ from vaswani_transformer.errors import (
     one_line,
     out_of_memory,
 )
+from vaswani_transformer.files import check_readable
 from vaswani_transformer.loading import load_model
-from vaswani_transformer.model_folder import MODEL_TYPE, check_readable, enumerate_names
+from vaswani_transformer.model_folder import MODEL_TYPE, enumerate_names
 from vaswani_transformer.search_vaswani_transformer import REPETITION
 from vaswani_transformer.torch_translator import TorchTranslator
 

@@ -10,8 +10,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from vaswani_transformer.errors import BrokenFileError
+from vaswani_transformer.files import read_json_object
 from vaswani_transformer.loading import as_dtype, load_model
-from vaswani_transformer.model_folder import CONVERSION_RECORD, ORIGINALS, ModelFolder, read_json_object
+from vaswani_transformer.model_folder import CONVERSION_RECORD, ORIGINALS, ModelFolder
 
 from .layout import OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET, Sinusoids, concatenate
 from .vocabulary import SIDES

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vaswani_transformer.errors import BrokenFileError
-from vaswani_transformer.model_folder import check_readable
+from vaswani_transformer.files import check_readable
 
 FOOTER, MAGIC = 48, 0xDB4775248B80FB57
 NO_COMPRESSION = 0

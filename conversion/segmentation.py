@@ -14,8 +14,8 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.files import check_readable
 from vaswani_transformer.lines import read_lines
-from vaswani_transformer.model_folder import check_readable
 
 from .checkpoint_files import find_file
 from .protobuf import parse_fields

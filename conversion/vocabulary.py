@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.files import read_json_object
 from vaswani_transformer.sentences_vaswani_transformer import LANGUAGE_TOKEN
 
 # Source texts may be longer than those a toolkit was trained on; the sinusoidal model has no limit.

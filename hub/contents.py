@@ -25,6 +25,7 @@ import vaswani_transformer
 from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP, CUSTOM_PIPELINES, VaswaniTransformerConfig
 from vaswani_transformer.errors import BrokenFileError, InputError, name_in_errors
+from vaswani_transformer.files import check_inside, combine_sha256, file_sha256, read_json_object
 from vaswani_transformer.loading import load_config
 from vaswani_transformer.model_folder import (
     CODE_FILES,
@@ -32,18 +33,11 @@ from vaswani_transformer.model_folder import (
     INDEX,
     MODEL_FILES,
     ONNX,
-    SPECIAL_TOKENS,
     WEIGHTS,
     ModelFolder,
     check_graph,
-    check_inside,
-    combine_sha256,
     enumerate_names,
-    file_sha256,
-    plain_tokenizer,
     read_config,
-    read_json_object,
-    read_tokenizer_settings,
     weight_files,
 )
 from vaswani_transformer.onnx_translator import (
@@ -54,6 +48,7 @@ from vaswani_transformer.onnx_translator import (
     onnx_file_name,
 )
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.tokenizer_files import SPECIAL_TOKENS, plain_tokenizer, read_tokenizer_settings
 from vaswani_transformer.torch_translator import TorchTranslator
 from vaswani_transformer.training_run import check_types
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.files import CONVERSION_NOTES, read_json_object
 from vaswani_transformer.languages import read_languages
 from vaswani_transformer.lines import check_file, read_lines
-from vaswani_transformer.model_folder import CONVERSION_NOTES, CONVERSION_RECORD, read_json_object
+from vaswani_transformer.model_folder import CONVERSION_RECORD
 from vaswani_transformer.training_run import (
     METRICS,
     RECORD,

@@ -16,7 +16,7 @@ from training.schedule import linear_decay
 from training.stopping import Signals
 from training.train import Run
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.model_folder import read_json_object, write_json
+from vaswani_transformer.files import read_json_object, write_json
 from vaswani_transformer.modeling_vaswani_transformer import label_smoothed_cross_entropy
 
 from .rnn import RnnWithAttention, make_rnn

@@ -10,7 +10,7 @@ from typing import Any
 
 from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.files import read_json_object
 
 from . import heads, table1, table2, table3, table4
 from .claims import CLAIMS, write_claim

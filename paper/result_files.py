@@ -9,7 +9,7 @@ from typing import Any
 
 from training.result_row import commit, hardware
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.model_folder import read_json_object, write_json
+from vaswani_transformer.files import read_json_object, write_json
 
 # The numbers that the paper prints.
 PAPER: dict[str, Any] = json.loads((Path(__file__).parent / "paper.json").read_text(encoding="utf-8"))

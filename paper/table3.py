@@ -24,7 +24,7 @@ from training.scores import nats_per_token
 from training.train import train
 from vaswani_transformer import PRESETS, TorchTranslator, VaswaniTransformerConfig
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.files import read_json_object
 from vaswani_transformer.training_run import read_progress
 
 from .parallel import run_in_processes

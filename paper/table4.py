@@ -10,8 +10,8 @@ from statistics import fmean
 from typing import Any
 
 from training.recipe import load_recipe
+from vaswani_transformer.files import read_json_object
 from vaswani_transformer.lines import check_file
-from vaswani_transformer.model_folder import read_json_object
 
 from .result_files import PAPER, format_command, format_duration, format_table, is_measured, write_result
 from .verdicts import format_mean

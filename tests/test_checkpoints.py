@@ -20,7 +20,8 @@ from training import checkpoints, tensors
 from training.average import main as average
 from training.final_model import average_weights, write_model
 from vaswani_transformer.errors import BrokenFileError, UnavailableError
-from vaswani_transformer.model_folder import verify_manifest, write_json
+from vaswani_transformer.files import write_json
+from vaswani_transformer.model_folder import verify_manifest
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4)}
 

@@ -14,7 +14,7 @@ from training.result_row import append_row, commit, hardware, hash_weights
 from training.scores import corpus_bleu, format_scores, scores, split_compounds, tokenise_by_moses
 from vaswani_transformer import Translator, __version__
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.model_folder import files_sha256
+from vaswani_transformer.files import files_sha256
 from vaswani_transformer.tokenization import train_tokenizer
 from vaswani_transformer.training_run import RESULT_COLUMNS
 

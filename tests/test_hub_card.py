@@ -22,7 +22,8 @@ from hub.contents import check_same_model, collect_record
 from hub.markdown import block, code, join_lines, note, show
 from hub.provenance import Provenance, public_command, public_recipe
 from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.model_folder import files_sha256, weight_files
+from vaswani_transformer.files import files_sha256
+from vaswani_transformer.model_folder import weight_files
 
 # HTML is on, as on the Hub, which sanitises it but shows images and links.
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])

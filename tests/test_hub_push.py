@@ -29,7 +29,8 @@ from vaswani_transformer import Translator
 from vaswani_transformer.cli import main as command_line
 from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
-from vaswani_transformer.model_folder import file_sha256, files_sha256, weight_files
+from vaswani_transformer.files import file_sha256, files_sha256
+from vaswani_transformer.model_folder import weight_files
 from vaswani_transformer.pipeline_vaswani_transformer import VaswaniTransformerTranslationPipeline
 
 ROOT = Path(__file__).parents[1]

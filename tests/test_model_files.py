@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from saved_model import ENGLISH, VOCABULARY, change_json, trained_model, trained_tokenizer
 from tokenizers import Regex, Tokenizer, models, normalizers
 
-from vaswani_transformer import SearchSettings, TorchTranslator, Translator, model_folder
+from vaswani_transformer import SearchSettings, TorchTranslator, Translator, tokenizer_files
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.hub_files import find_folder
 from vaswani_transformer.loading import load_model, load_tokenizer
@@ -242,8 +242,8 @@ def test_no_accepted_tokenizer_makes_longer_texts(steps, text, most):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Sequence(steps)
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(BrokenFileError):
-        patch.setattr(model_folder, "MOST_LETTERS_OF_A_LETTER", most)
-        model_folder.check_growth(Path("tokenizer.json"), tokenizer)
+        patch.setattr(tokenizer_files, "MOST_LETTERS_OF_A_LETTER", most)
+        tokenizer_files.check_growth(Path("tokenizer.json"), tokenizer)
         assert len(tokenizer.normalizer.normalize_str(text)) < most * (len(text) + 1)  # the end counts as a letter
 
 

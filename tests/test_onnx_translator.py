@@ -26,10 +26,11 @@ from vaswani_transformer import SearchSettings, TorchTranslator, Translator
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.exit import explain, render
 from vaswani_transformer.loading import load_config, load_model, load_tokenizer
-from vaswani_transformer.model_folder import ModelFolder, read_tokenizer
+from vaswani_transformer.model_folder import ModelFolder
 from vaswani_transformer.onnx_translator import OnnxTranslator
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
+from vaswani_transformer.tokenizer_files import read_tokenizer
 
 has_cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 without_cuda = pytest.mark.skipif(has_cuda, reason="this machine has CUDA")

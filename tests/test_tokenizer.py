@@ -16,9 +16,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.loading import load_tokenizer
-from vaswani_transformer.model_folder import read_tokenizer
 from vaswani_transformer.sentences_vaswani_transformer import clean_text
 from vaswani_transformer.tokenization import train_tokenizer
+from vaswani_transformer.tokenizer_files import read_tokenizer
 
 CONTROL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]
 # A corpus that contains special tokens typed by users.

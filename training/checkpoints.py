@@ -31,15 +31,8 @@ from safetensors import SafetensorError
 
 from vaswani_transformer.atomic import atomic_file, atomic_folder, remove, temporary_path
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
-from vaswani_transformer.model_folder import (
-    MANIFEST,
-    OPTIMIZER,
-    WEIGHTS,
-    file_sha256,
-    read_json_object,
-    verify_manifest,
-    write_json,
-)
+from vaswani_transformer.files import file_sha256, read_json_object, write_json
+from vaswani_transformer.model_folder import MANIFEST, OPTIMIZER, WEIGHTS, verify_manifest
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.training_run import (
     RECORD,

@@ -22,7 +22,7 @@ import numpy as np
 
 from vaswani_transformer.atomic import atomic_folder, remove
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, name_in_errors
-from vaswani_transformer.model_folder import files_sha256, read_json_object, write_json
+from vaswani_transformer.files import files_sha256, read_json_object, write_json
 from vaswani_transformer.sentences_vaswani_transformer import choose_cleaning, cleans_itself
 
 from .parallel_text import (

@@ -11,14 +11,13 @@ from safetensors import SafetensorError, safe_open
 
 from vaswani_transformer.atomic import atomic_file, move_files, remove, temporary_path
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, name_in_errors
+from vaswani_transformer.files import check_readable, read_json_object
 from vaswani_transformer.model_folder import (
     FIXED_ENTRIES,
     MANIFEST,
     SETTINGS_FILES,
     WEIGHTS,
     ModelFolder,
-    check_readable,
-    read_json_object,
     verify_manifest,
 )
 from vaswani_transformer.training_run import METRICS, curve_figure, read_curves

@@ -15,9 +15,10 @@ from torch import nn
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.files import file_sha256
 from vaswani_transformer.hub_files import find_folder
 from vaswani_transformer.loading import load_config, load_generation_config
-from vaswani_transformer.model_folder import WEIGHTS, ModelFolder, file_sha256, verify_manifest
+from vaswani_transformer.model_folder import WEIGHTS, ModelFolder, verify_manifest
 from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 
 from . import fsdp, machine

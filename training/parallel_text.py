@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 from zlib import crc32
 
 from vaswani_transformer.errors import InputError, UnavailableError
+from vaswani_transformer.files import files_sha256
 from vaswani_transformer.lines import (
     BYTE_ORDER_MARK,
     UTF_16_MARKS,
@@ -18,7 +19,6 @@ from vaswani_transformer.lines import (
     decode_line,
     open_text,
 )
-from vaswani_transformer.model_folder import files_sha256
 
 from . import demo_corpus
 from .capitals import write_capitals, write_title_case

@@ -14,7 +14,8 @@ from safetensors import safe_open
 
 from vaswani_transformer import __version__
 from vaswani_transformer.errors import InputError, UnavailableError, name_in_errors
-from vaswani_transformer.model_folder import files_sha256, read_config, weight_files
+from vaswani_transformer.files import files_sha256
+from vaswani_transformer.model_folder import read_config, weight_files
 from vaswani_transformer.training_run import RESULT_COLUMNS, format_hours, read_progress, read_run
 
 from .evaluate import EvaluationText

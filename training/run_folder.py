@@ -11,18 +11,9 @@ from typing import Any, BinaryIO
 
 from vaswani_transformer.atomic import lock, open_in_place, remove_stale
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.files import CONVERSION_NOTES, check_inside, read_json_object, write_json
 from vaswani_transformer.hub_files import find_folder
-from vaswani_transformer.model_folder import (
-    CONVERSION_NOTES,
-    CONVERSION_RECORD,
-    MANIFEST,
-    ORIGINALS,
-    SETTINGS_FILES,
-    WEIGHTS,
-    check_inside,
-    read_json_object,
-    write_json,
-)
+from vaswani_transformer.model_folder import CONVERSION_RECORD, MANIFEST, ORIGINALS, SETTINGS_FILES, WEIGHTS
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.training_run import METRICS, RECORD, read_progress
 

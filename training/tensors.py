@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from vaswani_transformer.atomic import set_mode
 from vaswani_transformer.errors import BrokenFileError, name_in_errors
-from vaswani_transformer.model_folder import OPTIMIZER, WEIGHTS, check_readable
+from vaswani_transformer.files import check_readable
+from vaswani_transformer.model_folder import OPTIMIZER, WEIGHTS
 
 from . import fsdp
 

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from accelerate.utils import TorchDynamoPlugin, broadcast_object_list
 from transformers.utils import logging as transformers_logging
 
-from vaswani_transformer.model_folder import write_json
+from vaswani_transformer.files import write_json
 from vaswani_transformer.training_run import RECORD
 from vaswani_transformer.tried_versions import untried_versions_warning
 

@@ -7,7 +7,8 @@ from typing import Any
 import yaml
 
 from .errors import BrokenFileError
-from .model_folder import CARD, CONVERSION_RECORD, EXPORT_RECORD, read_json_object
+from .files import read_json_object
+from .model_folder import CARD, CONVERSION_RECORD, EXPORT_RECORD
 from .training_run import read_run
 
 # English names of the languages that models are published for.

@@ -16,18 +16,11 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from .configuration_vaswani_transformer import VaswaniTransformerConfig
 from .errors import BrokenFileError, InputError, UnavailableError, name_in_errors, one_line
-from .model_folder import (
-    ModelFolder,
-    check_readable,
-    enumerate_names,
-    find_weights,
-    read_tokenizer,
-    read_tokenizer_settings,
-    verify_manifest,
-    weight_files,
-)
+from .files import check_readable
+from .model_folder import ModelFolder, enumerate_names, find_weights, verify_manifest, weight_files
 from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from .sentences_vaswani_transformer import TARGET_TOKENIZER
+from .tokenizer_files import read_tokenizer, read_tokenizer_settings
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # in which the model can compute
 

@@ -4,23 +4,20 @@ Everything here needs neither torch nor transformers. `loading.py` and `onnx_tra
 settings and tokenizers that were read and checked here; transformers and PEFT read none of the files themselves.
 """
 
-import base64
-import hashlib
 import json
 import os
-import re
 import reprlib
-import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from .atomic import atomic_file
-from .errors import BrokenFileError, InputError, name_in_errors, one_line
+from .errors import BrokenFileError, InputError
+from .files import check_inside, check_readable, file_sha256, files_sha256, read_json_object
 from .search_vaswani_transformer import SearchSettings, refuse_settings_of_generate
-from .sentences_vaswani_transformer import LANGUAGE_TOKEN, TARGET_TOKENIZER
+from .sentences_vaswani_transformer import TARGET_TOKENIZER
+from .tokenizer_files import TOKENIZER_FILES, read_tokenizer
 
 if TYPE_CHECKING:  # imported where it is used, so that --help is fast
     from tokenizers import Tokenizer
@@ -39,16 +36,9 @@ FIXED_ENTRIES = (
     "eos_token_id",
 )  # fmt: skip
 LARGEST_SIZE = 10_000_000  # of a vocabulary, or of learned positions
-RARE_TEXT = "\u0378 \u4dc0 \U0001fae0"  # an unassigned character, a hexagram and an emoji
-MOST_TOKENS_OF_A_LETTER = 100  # the letter itself, and what a post-processor puts around each sentence
-MOST_LETTERS_OF_A_LETTER = 10_000  # by all steps of a tokenizer; SentencePiece's normalisation may make 18
-# Steps of tokenizers that may double each letter, besides those with a text to insert. A second ByteLevel encodes what
-# the first has made; the others insert a space everywhere if the text that they replace is empty.
-DOUBLING = ("ByteLevel", "BPEDecoder", "CTC")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 ADAPTER = "adapter_config.json"  # of an adapter that PEFT saved; its weights are in adapter_model.safetensors
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 SETTINGS_FILES = (
     "config.json",
     "generation_config.json",
@@ -62,30 +52,10 @@ CODE_FILES = tuple(sorted(path.name for path in Path(__file__).parent.glob("*_va
 ONNX = "onnx"  # the folder that transformers.js and Optimum read
 EXPORT_RECORD = "export.json"  # in an ONNX folder: its precision, and hashes of the exported weights and the graphs
 CARD = "README.md"  # the card of a published model
-# In a model that was converted from another toolkit: notes for its users; what converting it back needs; the toolkit's
-# files, in a folder.
-CONVERSION_NOTES, CONVERSION_RECORD, ORIGINALS = "CONVERSION.md", "conversion.json", "original"
+# In a model that was converted from another toolkit: what converting it back needs; the toolkit's files, in a folder.
+CONVERSION_RECORD, ORIGINALS = "conversion.json", "original"
 MANIFEST = "manifest.json"  # size and sha256 of a checkpoint's files, or of a model's weights and tokenizer
 OPTIMIZER = "optimizer.safetensors"
-# Entries of tokenizer_config.json that are read and published. Others name files or code, or add tokens that
-# tokenizer.json and the model do not have.
-SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
-SIDES = ("left", "right")
-# Escaped half of a character, which UTF-8 cannot encode without the other half.
-LONE_SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
-# Each with a test of its value, and what the value must be.
-TOKENIZER_SETTINGS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **{name: (lambda value: isinstance(value, str), "a string") for name in SPECIAL_TOKENS},
-    **{name: (lambda value: value in SIDES, "left or right") for name in ("padding_side", "truncation_side")},
-    **{
-        name: (lambda value: isinstance(value, bool), "true or false")
-        for name in ("clean_up_tokenization_spaces", "split_special_tokens")
-    },
-    "model_max_length": (lambda value: type(value) in (int, float) and value > 0, "a number above 0"),
-    "model_input_names": (
-        lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value), "a list of strings"
-    ),
-}  # fmt: skip
 
 
 class AlignmentHead(NamedTuple):
@@ -201,40 +171,6 @@ class ModelFolder:
             )
 
 
-def read_json_object(path: Path, *objects: str) -> dict[str, Any]:
-    """Read a JSON file that holds an object. Raises BrokenFileError naming the file and the position of the error.
-
-    objects: fields that must be objects as well, if they are there
-    """
-    check_readable(path)
-    try:
-        with name_in_errors(path):
-            text = path.read_text(encoding="utf-8")
-        content = json.loads(text)
-        if LONE_SURROGATE.search(text):  # or a pair
-            json.dumps(content, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else one_line(str(error))
-        reason = "it is empty" if path.stat().st_size == 0 else reason
-        raise BrokenFileError(f"{path} is not valid JSON: {reason}; copy or download it again") from None
-    if not isinstance(content, dict):
-        raise BrokenFileError(f"{path} holds a {type(content).__name__}; it must hold an object")
-    for field in objects:
-        if not isinstance(content.get(field, {}), dict):
-            raise BrokenFileError(f"{path}: {field} is a {type(content[field]).__name__}; it must be an object")
-    return content
-
-
-def check_inside(file: Path, folder: Path) -> None:
-    """Raise BrokenFileError if a name or a symbolic link leads out of the folder, and does not stay in a Hub cache."""
-    inside, target = Path(os.path.realpath(folder)), Path(os.path.realpath(file))  # resolve() raises for a loop
-    for parent in inside.parents:
-        if parent.name == "snapshots":  # its files are links to the folder of blobs beside it
-            inside = parent.parent
-    if not target.is_relative_to(inside):
-        raise BrokenFileError(f"{file} leads to {target}, outside the folder, and is not read")
-
-
 def find_weights(folder: Path) -> Path:
     """Return the file that lists all tensors: model.safetensors, or the index of several files."""
     return folder / (WEIGHTS if os.path.lexists(folder / WEIGHTS) else INDEX)
@@ -311,29 +247,6 @@ def choose_backend(folder: Path) -> Literal["torch", "onnx"]:
     return "onnx" if any(folder.glob("model*.onnx")) and not has_weights else "torch"
 
 
-def check_readable(path: Path) -> None:
-    """Raise BrokenFileError if a file cannot be opened; safetensors would call it missing, ONNX Runtime damaged.
-
-    Reading a named pipe would wait for a writer, and a device such as /dev/zero may have no end.
-    """
-    try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise BrokenFileError(f"{path} is not a regular file and is not read; copy or download the file again")
-        path.open("rb").close()
-    except FileNotFoundError:
-        what = "a link to a file that does not exist" if path.is_symlink() else "no such file"
-        raise BrokenFileError(f"{path}: {what}") from None
-    except OSError as error:
-        raise BrokenFileError(f"{path} cannot be read: {error.strerror}") from None
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON; the file replaces an older one only when it is complete and on disk."""
-    with atomic_file(path) as file:
-        file.write((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
-
-
 def verify_manifest(folder: Path, needed: Iterable[str] = (WEIGHTS,)) -> bool:
     """Compare the files with manifest.json, and return whether there is one.
 
@@ -369,20 +282,6 @@ def verify_manifest(folder: Path, needed: Iterable[str] = (WEIGHTS,)) -> bool:
     if missing := sorted(set(needed) - {entry["name"] for entry in manifest["files"]}):
         raise BrokenFileError(f"{folder / MANIFEST} does not list {', '.join(missing)}; copy it again")
     return True
-
-
-def file_sha256(path: Path) -> str:
-    with name_in_errors(path), path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def files_sha256(*paths: Path) -> str:
-    """Return a hash over the hashes of the files, in this order."""
-    return combine_sha256(map(file_sha256, paths))
-
-
-def combine_sha256(hashes: Iterable[str]) -> str:
-    return hashlib.sha256(b"".join(map(bytes.fromhex, hashes))).hexdigest()
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -501,189 +400,3 @@ def parse_alignment_heads(settings: dict[str, Any], config: Mapping[str, Any]) -
             f"{layers - 1}, heads 0 to {heads - 1} and offsets 0 and 1 (`choose-heads` writes it)"
         )
     return [AlignmentHead(*entry) for entry in value]
-
-
-def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str = "vocab_size") -> "Tokenizer":
-    """Read tokenizer.json, and set it up as transformers does with tokenizer_config.json.
-
-    vocabulary: the size that its ids must be below;  size_field: the field of config.json that it comes from
-    Raises BrokenFileError, and InputError for a converted model whose checkpoint came without its vocabulary.
-    """
-    from tokenizers import Tokenizer
-
-    path, notes = folder / "tokenizer.json", folder / CONVERSION_NOTES
-    if notes.exists() and not path.exists():
-        raise InputError(
-            f"{folder} has no tokenizer.json: the converted checkpoint came without the files of its vocabulary "
-            f"(see {notes}); put them beside it and convert it again"
-        )
-    settings = read_tokenizer_settings(folder)
-    check_readable(path)
-    with tokenizer_errors(path):
-        tokenizer = Tokenizer.from_file(str(path))
-        check_growth(path, tokenizer)
-        control = {settings.get(name) for name in SPECIAL_TOKENS}
-        if any(t.special and t.content not in control for t in tokenizer.get_added_tokens_decoder().values()):
-            content = json.loads(tokenizer.to_str())
-            if keep_symbols(content, settings):
-                tokenizer = Tokenizer.from_str(json.dumps(content))
-        # transformers saves truncation and padding as its last call set them, and applies neither after loading.
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        ids = tokenizer.encode("a").ids  # a pre-tokenizer or post-processor may panic here
-        tokenizer.encode(RARE_TEXT)  # fails without a token for unknown text
-        known = sorted(tokenizer.get_vocab(with_added_tokens=True).values())
-        tokenizer.decode(known)  # a decoder may panic, too
-    for name in SPECIAL_TOKENS:
-        if name in settings and tokenizer.token_to_id(settings[name]) is None:
-            file = folder / "tokenizer_config.json"
-            raise BrokenFileError(f"{file}: {name} is {settings[name]!r:.80}, which tokenizer.json does not have")
-    if len(ids) > MOST_TOKENS_OF_A_LETTER:
-        raise BrokenFileError(f"{path} makes {len(ids):,} tokens of one letter; its post_processor adds too many")
-    # Those of a post-processor are not necessarily in the vocabulary.
-    largest = max([*known, *ids], default=-1)
-    if vocabulary is not None and largest >= vocabulary:
-        raise BrokenFileError(
-            f"{path} has ids up to {largest}, but config.json has {size_field} {vocabulary}: "
-            "tokenizer and model do not belong together"
-        )
-    # Special tokens in a user's text are plain text, also without tokenizer_config.json, as in some ONNX folders.
-    tokenizer.encode_special_tokens = bool(settings.get("split_special_tokens", not settings))
-    return tokenizer
-
-
-def check_growth(path: Path, tokenizer: "Tokenizer") -> None:
-    """Raise BrokenFileError naming the step by which a short text would fill the memory.
-
-    A step multiplies what an earlier one has inserted only if it matches a letter of it, which the escapes of a toolkit
-    do not do.
-    """
-    for names in (("normalizer", "pre_tokenizer"), ("decoder",)):
-        most = floor = 1.0  # the most letters that any letter has become, and one that no step has inserted
-        inserted: dict[str, float] = {}  # the same for the letters of inserted texts
-        for name in names:
-            part = getattr(tokenizer, name)
-            for step in [] if part is None else list_steps(json.loads(part.__getstate__())):
-                text = step.get("content", step.get("prepend")) if step["type"] in ("Replace", "Prepend") else None
-                matched = "" if text is None else step.get("pattern", {}).get("String", "")
-                before = max((inserted.get(letter, floor) for letter in matched), default=most)
-                after = before * measure_growth(step, text, matched)
-                most = max(most, after)
-                if most > MOST_LETTERS_OF_A_LETTER:
-                    raise BrokenFileError(
-                        f"{path}: {name} may make {most:,.0f} letters of one, with its step {step['type']} "
-                        f"{reprlib.repr(text or '')}; at most {MOST_LETTERS_OF_A_LETTER:,} are supported: shorten or "
-                        "remove the step"
-                    )
-                if text is None:  # it may turn an inserted letter into any other
-                    floor, inserted = most, {}
-                else:
-                    inserted |= {letter: max(inserted.get(letter, floor), after) for letter in text}
-
-
-def measure_growth(step: dict[str, Any], text: str | None, matched: str) -> float:
-    """Return the largest number of letters that a step of a tokenizer makes of one.
-
-    text: what the step inserts, if it is given.  matched: what it replaces; "" for a place or a regular expression
-    """
-    if text is not None:
-        return max(1, len(text) / len(matched) if matched else 1 + len(text))
-    if step["type"] == "Precompiled":  # of SentencePiece: the size of a trie, the trie, texts that end in a zero
-        charsmap = base64.b64decode(step["precompiled_charsmap"])
-        return max(map(len, charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")), default=1)
-    return 2 if step["type"] in DOUBLING else 1
-
-
-def list_steps(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a part of a tokenizer, those of a sequence one by one."""
-    if part["type"] != "Sequence":
-        yield part
-    for steps in part.values() if part["type"] == "Sequence" else ():
-        if isinstance(steps, list):
-            for step in steps:
-                yield from list_steps(step)
-
-
-@contextmanager
-def tokenizer_errors(path: Path) -> Iterator[None]:
-    """Raise errors and panics of the tokenizers library as BrokenFileError."""
-    try:
-        with silence_stderr():
-            yield
-    except (KeyboardInterrupt, SystemExit, BrokenFileError):
-        raise
-    except BaseException as error:  # tokenizers raises Exception, and for a panic in Rust a subclass of BaseException
-        read_json_object(path)  # which says more about a file that is missing, or no JSON
-        raise BrokenFileError(
-            f"{path} is not a tokenizer ({one_line(str(error))}); copy or download it again"
-        ) from None
-
-
-@contextmanager
-def silence_stderr() -> Iterator[None]:
-    """Discard what code outside of Python prints on stderr: where Rust panics, it does so besides raising an error."""
-    try:
-        kept = os.dup(2)
-    except OSError:  # closed
-        yield
-        return
-    with open(os.devnull, "wb") as null:
-        os.dup2(null.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
-def keep_symbols(content: dict[str, Any], settings: dict[str, Any]) -> bool:
-    """Make added tokens of tokenizer.json, except control tokens, stay whole in any text. Return whether any changed.
-
-    `add_special_tokens` of transformers adds tags and language codes as special tokens, which `split_special_tokens`
-    would split like a typed </s>. Symbols that are not special are found in the normalised text, as `train_tokenizer`
-    adds them.
-    """
-    control = {settings[name] for name in SPECIAL_TOKENS if name in settings}
-    if not control:  # no tokenizer_config.json
-        special = (token["content"] for token in content.get("added_tokens", []) if token["special"])
-        control = {token for token in special if not LANGUAGE_TOKEN.fullmatch(token)}
-    control |= set(find_texts(content.get("post_processor")))  # [CLS]
-    changed = False
-    for token in content.get("added_tokens", []):
-        if token["special"] and token["content"] not in control:
-            token |= {"special": False, "normalized": True}
-            changed = True
-    return changed
-
-
-def find_texts(part: Any) -> Iterator[str]:
-    """Yield all strings and keys in a part of a JSON file."""
-    if isinstance(part, str):
-        yield part
-    elif isinstance(part, dict | list):
-        for inner in part:
-            yield from find_texts(inner)
-        if isinstance(part, dict):
-            yield from find_texts(list(part.values()))
-
-
-def read_tokenizer_settings(folder: Path) -> dict[str, Any]:
-    """Read the entries of tokenizer_config.json that are used, {} if there is no such file. Raises BrokenFileError."""
-    path = folder / "tokenizer_config.json"
-    if not os.path.lexists(path):
-        return {}
-    content = read_json_object(path)
-    settings = {name: content[name] for name in TOKENIZER_SETTINGS if content.get(name) is not None}
-    for name, value in settings.items():
-        if name in SPECIAL_TOKENS and isinstance(value, dict):  # an AddedToken, as older transformers saved it
-            value = settings[name] = value.get("content")
-        fits, kind = TOKENIZER_SETTINGS[name]
-        if not fits(value):
-            raise BrokenFileError(f"{path}: {name} is {reprlib.repr(value)}; it must be {kind}")
-    return settings
-
-
-def plain_tokenizer(path: Path) -> bytes:
-    """Return the content of tokenizer.json without truncation and padding, which `Tokenizer.from_file` would apply."""
-    content = read_json_object(path) | {"truncation": None, "padding": None}
-    return json.dumps(content, indent=2, ensure_ascii=False).encode()  # formatted as tokenizers does

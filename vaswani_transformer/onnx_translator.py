@@ -19,8 +19,9 @@ import numpy as np
 
 from .alignments import Span, attention_of_heads, default_heads, token_spans
 from .errors import BrokenFileError, InputError, UnavailableError, as_input_errors, one_line, out_of_memory
+from .files import check_readable
 from .hub_files import find_folder
-from .model_folder import FIXED_ENTRIES, ONNX, ModelFolder, check_graph, check_readable
+from .model_folder import FIXED_ENTRIES, ONNX, ModelFolder, check_graph
 from .search_vaswani_transformer import REPETITION, SearchSettings, check_number
 from .sentences_vaswani_transformer import LanguageTokens, choose_cleaning
 from .translator import Translator, pad_rows

@@ -33,9 +33,10 @@ from .alignments import (
 from .beam_search import MASKED, beam_search
 from .cached_decoder import CachedDecoder, memory_keys_and_values
 from .errors import InputError, as_input_errors
+from .files import read_json_object, write_json
 from .hub_files import find_folder
 from .loading import load_model, wrap_tokenizer
-from .model_folder import AlignmentHead, ModelFolder, parse_alignment_heads, read_json_object, write_json
+from .model_folder import AlignmentHead, ModelFolder, parse_alignment_heads
 from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration, target_vocab_size
 from .search_vaswani_transformer import SearchSettings, check_number, refuse_settings_of_generate
 from .sentences_vaswani_transformer import TARGET_TOKENIZER, LanguageTokens, choose_cleaning

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import BrokenFileError, InputError
-from .model_folder import MANIFEST, read_json_object
+from .files import read_json_object
+from .model_folder import MANIFEST
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,8 +13,9 @@ from typing import Any
 
 from .atomic import atomic_file, lock, remove_stale
 from .errors import BrokenFileError, InputError, name_in_errors
+from .files import files_sha256, read_json_object, write_json
 from .lines import open_output, read_lines
-from .model_folder import MODEL_FILES, files_sha256, read_json_object, write_json
+from .model_folder import MODEL_FILES
 from .translate_lines import LineTranslator, NumberedLines, split_into_chunks
 
 ABOUT = "about.json"  # what the parts are a translation of

@@ -12,7 +12,7 @@ from typing import Literal
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.files import read_json_object
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
 from ..folder import write_toolkit_json

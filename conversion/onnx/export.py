@@ -11,19 +11,12 @@ from onnx import ModelProto
 from onnx.external_data_helper import set_external_data
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
+from vaswani_transformer.files import file_sha256, files_sha256, write_json
 from vaswani_transformer.languages import read_languages
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.loading import load_model, load_tokenizer
-from vaswani_transformer.model_folder import (
-    EXPORT_RECORD,
-    SETTINGS_FILES,
-    ModelFolder,
-    file_sha256,
-    files_sha256,
-    plain_tokenizer,
-    weight_files,
-    write_json,
-)
+from vaswani_transformer.model_folder import EXPORT_RECORD, SETTINGS_FILES, ModelFolder, weight_files
+from vaswani_transformer.tokenizer_files import plain_tokenizer
 
 from ..checkpoint_files import create_folder
 from .as_marian import Library, arrange_as_marian, check_as_marian

@@ -9,7 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.files import read_json_object
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER, LanguageTokens
 
 from .single_graph import default_inputs

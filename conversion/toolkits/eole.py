@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.files import read_json_object
 
 from ..checkpoint_files import load_shards
 from ..layout import OUTPUT, OUTPUT_BIAS, PAPER, SOURCE, TARGET, TENSOR2TENSOR

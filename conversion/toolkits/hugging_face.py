@@ -19,9 +19,10 @@ from torch import Tensor
 from transformers import FSMTForConditionalGeneration, MarianMTModel, MarianTokenizer, PreTrainedModel
 
 from vaswani_transformer.errors import BrokenFileError
-from vaswani_transformer.model_folder import TOKENIZER_FILES, read_json_object
+from vaswani_transformer.files import read_json_object
 from vaswani_transformer.search_vaswani_transformer import ONLY_IN_GENERATE, REPETITION
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.tokenizer_files import TOKENIZER_FILES
 
 from ..checkpoint_files import load_checkpoint, require_file
 from ..folder import OurModel, write_toolkit_json

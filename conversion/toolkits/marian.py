@@ -17,8 +17,8 @@ import yaml
 from torch import Tensor
 
 from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.files import check_readable
 from vaswani_transformer.lines import BYTE_ORDER_MARK, read_lines
-from vaswani_transformer.model_folder import check_readable
 
 from ..checkpoint_files import parse_yaml, read_npz, read_yaml
 from ..folder import OurModel

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vaswani_transformer.files import read_json_object
 from vaswani_transformer.lines import read_lines
-from vaswani_transformer.model_folder import read_json_object
 
 from ..checkpoint_files import load_checkpoint, require_file
 from ..layout import (

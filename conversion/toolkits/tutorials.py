@@ -20,7 +20,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.model_folder import check_readable, read_json_object, tokenizer_errors
+from vaswani_transformer.files import check_readable, read_json_object
+from vaswani_transformer.tokenizer_files import tokenizer_errors
 
 from ..checkpoint_files import load_checkpoint
 from ..layout import DECODER_POSITIONS, ENCODER_POSITIONS, OUTPUT, OUTPUT_BIAS, SOURCE, TARGET

@@ -11,7 +11,7 @@ from training.recipe import Recipe, load_recipe
 from training.scores import nats_per_token
 from training.train import train
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.files import read_json_object
 from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
 from vaswani_transformer.training_run import read_curves
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from vaswani_transformer.model_folder import keep_symbols, read_json_object, read_tokenizer_settings
+from vaswani_transformer.files import read_json_object
+from vaswani_transformer.tokenizer_files import keep_symbols, read_tokenizer_settings
 
 END_OF_TEXT = b"\n"  # appended to each text
 FIRST_SYMBOL = 256  # codes of what is not text: 10 is the end of a text, those from here on are symbols
