@@ -191,7 +191,7 @@ def test_the_readme_quotes_only_plain_names(folder: Path) -> None:
     """The recipe and the tokens may be a stranger's, and its readers run its code."""
     options: dict[str, Any] = {"precision": "fp32", "required": {}, "attention": False, "repetition": False}
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in ('>>"+exit()+"<<', ">>deu<<")])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in ('>>"+exit()+"<<', ">>deu<<", ">>nld<<")])
     tokenizer.save(str(folder / "tokenizer.json"))
     for language, said in (("en", "from `en` to `de`"), ("`![i](https://evil.example/p.png)", None), (["en"], None)):
         recipe = {"source_language": language, "target_language": "de"}

@@ -101,9 +101,9 @@ NOT_OF_EMOJI = re.compile(
 # ---- languages -------------------------------------------------------------------------------------------------------
 
 # A token that names the language of the translation: >>deu<< and >>bel_Latn<< (OPUS-MT), <2de>, __de__ and [de_DE]
-# (fairseq, M2M-100), de_DE (mBART), deu_Latn (NLLB).
+# (fairseq, M2M-100), de_DE (mBART), deu_Latn (NLLB). None can leave the code of a Markdown page.
 LANGUAGE_TOKEN = re.compile(
-    r">>([^<>\s]+)<<|<2([a-z]{2,3}(?:[_-]\w{2,8})*)>|__([a-z]{2,3}(?:_[A-Za-z]{2,8})?)__"
+    r">>([\w@.+-]+)<<|<2([a-z]{2,3}(?:[_-]\w{2,8})*)>|__([a-z]{2,3}(?:_[A-Za-z]{2,8})?)__"
     r"|\[?([a-z]{2,3}_(?:[A-Z]{2}|[A-Z][a-z]{3}))\]?"
 )
 # Those that no subword of a text looks like; the others, such as en_US, count as added tokens only.

@@ -16,7 +16,7 @@ from .single_graph import default_inputs
 from .tokenizer import FIXED_INPUT
 
 HERE = Path(__file__).parent
-PLAIN = r"[\w<>\[\]@.+-]+"  # what a stranger's tokenizer or record may put into Markdown and strings of Python
+LANGUAGE = re.compile(r"[\w-]+")  # what a stranger's record may put into Markdown
 # Of the table of inputs.
 REPETITION_ROWS = """
 | `no_repeat_ngram_size` | int64 | $scalar | no sequence of this many tokens occurs twice in a translation; 0: off |
@@ -55,7 +55,7 @@ def write_readme(
     text_settings = {name: value for name, value in required.items() if name != FIXED_INPUT}
     scalar = "scalar" if required else "scalar, optional"
     languages = LanguageTokens(Tokenizer.from_file(str(folder / "tokenizer.json")))
-    token = f"{languages.tokens[0]} " if languages.are_needed and re.fullmatch(PLAIN, languages.tokens[0]) else ""
+    token = f"{languages.tokens[0]} " if languages.are_needed else ""
     # In front of each sentence; without a token, the graph copies what has no letter or digit.
     tagged = f'[f"{token}{{piece}}" if re.search(r"[^\\W_]", piece) else piece for piece in pieces[::2]]'
     values = {
@@ -89,7 +89,7 @@ def describe_tokens(languages: LanguageTokens) -> str:
     """Return a paragraph about the language tokens of the sources, or nothing."""
     if not languages.are_needed:
         return ""
-    tokens = ", ".join(f"`{token}`" for token in languages.tokens if re.fullmatch(PLAIN, token))
+    tokens = ", ".join(f"`{token}`" for token in languages.tokens)
     return (
         "Every sentence begins with a token that names the language of its translation; the tokenizer makes one id of "
         f"it. The model has {tokens}.\n\n"
@@ -101,7 +101,7 @@ def describe_languages(model_folder: Path) -> str:
     record = model_folder / "run.json"
     recipe = read_json_object(record, "recipe").get("recipe", {}) if record.is_file() else {}
     languages = [recipe.get(f"{side}_language") for side in ("source", "target")]
-    are_plain = all(isinstance(language, str) and re.fullmatch(PLAIN, language) for language in languages)
+    are_plain = all(isinstance(language, str) and LANGUAGE.fullmatch(language) for language in languages)
     return "It translates from `{}` to `{}`. ".format(*languages) if are_plain else ""
 
 

@@ -191,7 +191,7 @@ export function splitText(text, limit, tokenStarts, keep = false) {
 }
 
 const LANGUAGE_TOKEN =
-  /^(?:>>[^<>\s]+<<|<2[a-z]{2,3}(?:[_-][\p{L}\p{N}_]{2,8})*>|__[a-z]{2,3}(?:_[A-Za-z]{2,8})?__|\[?[a-z]{2,3}_(?:[A-Z]{2}|[A-Z][a-z]{3})\]?)$/u;
+  /^(?:>>[\p{L}\p{N}_@.+-]+<<|<2[a-z]{2,3}(?:[_-][\p{L}\p{N}_]{2,8})*>|__[a-z]{2,3}(?:_[A-Za-z]{2,8})?__|\[?[a-z]{2,3}_(?:[A-Z]{2}|[A-Z][a-z]{3})\]?)$/u;
 
 /** The tokens that name the language of the translation, among those that stay whole in any text. */
 export function languageTokens(symbols) {
