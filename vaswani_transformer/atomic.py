@@ -134,8 +134,9 @@ def disk_error(error: BaseException, temporary: Path) -> int | None:
         if any(Path(os.fsdecode(name)).is_relative_to(temporary) for name in names):
             return error.errno
         return error.errno if not names and error.errno in ENVIRONMENT_ERRNOS else None
-    number = re.search(r"\(os error (\d+)\)\W*$", str(error))  # from safetensors and tokenizers, written in Rust
-    return int(number[1]) if number and int(number[1]) in ENVIRONMENT_ERRNOS else None
+    number = re.search(r"\(os error (\d+)\)", str(error))  # from safetensors and tokenizers, written in Rust
+    is_ours = number is not None and (int(number[1]) in ENVIRONMENT_ERRNOS or str(temporary) in str(error))
+    return int(number[1]) if number and is_ours else None
 
 
 def remove_stale(path: Path) -> None:
