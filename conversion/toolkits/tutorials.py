@@ -11,7 +11,7 @@ Umar Jamil's hkproj/pytorch-transformer: as the Annotated Transformer, without b
 have these biases, and norms with one weight and one bias for all dimensions.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -204,13 +204,13 @@ def read_tokenizers(folder: Path, tensors: Mapping[str, Tensor], options: Mappin
     tokens = {file: order_tokens(open_tokenizer(file).get_vocab(), file) for file in files}
     rows = [len(tensors.get(name, ())) for name in list(BLOCKS_EMBEDDINGS)[:2]]
     languages = [options.get(name) for name in ("lang_src", "lang_tgt")]
-    pairs = [
-        pair
-        for pair in (permutations(files, 2) if len(files) > 1 else [(files[0], files[0])])
-        for stems in [[file.stem.removeprefix("tokenizer_") for file in pair]]
-        if [len(tokens[file]) for file in pair] == rows
-        and all(language in (None, stem) for language, stem in zip(languages, stems, strict=True))
-    ]
+
+    def fit(pair: Sequence[Path]) -> bool:
+        names = [file.stem.removeprefix("tokenizer_") for file in pair]
+        are_named = all(language in (None, name) for language, name in zip(languages, names, strict=True))
+        return are_named and [len(tokens[file]) for file in pair] == rows
+
+    pairs = list(filter(fit, permutations(files, 2) if len(files) > 1 else [(files[0], files[0])]))
     if len(pairs) != 1:
         sizes = ", ".join(f"{file.name} has {len(tokens[file])} tokens" for file in files)
         raise InputError(
