@@ -6,6 +6,7 @@ decode_base_size   How fast does each system decode at the paper's base size?
 decode_profile     Which operators of an ONNX file take the time?
 serve              How fast does a server answer, and does it answer correctly under load?
 stopping_rules     How early may beam search stop without changing translations?
+tokenising         How fast is training text read and tokenised, compared with the tokenizers library?
 train_throughput   How fast is training, compared with transformers?
 trainer_bleu       What BLEU does a Marian of the same size reach in Seq2SeqTrainer in the same CPU time?
 scaling            How does training throughput grow with the number of GPUs?

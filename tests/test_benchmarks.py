@@ -151,6 +151,12 @@ def test_other_benchmarks_of_a_cpu_record_rows(exported: Path, data: Path) -> No
     assert [row["early_stopping"] for row in others] == ["10", "5", "2", "False", "True"]
 
 
+def test_tokenising_is_compared_with_the_library(exported: Path, data: Path) -> None:
+    [row] = new_rows("tokenising", data, data, "--tokenizer", exported / "model", "--pairs", 300, "--rounds", 2)
+    assert row["pairs"] == "300" and int(row["pairs_per_second"]) > 0 and int(row["peak_megabytes"]) > 0
+    assert float(row["ratio_min"]) <= float(row["ratio"]) <= float(row["ratio_max"])
+
+
 def test_decoding_at_base_size_is_compared_at_equal_precision(tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     pytest.importorskip("onnxruntime")

@@ -5,6 +5,7 @@ pairs.hash and corpus.json. The key hashes the text, the tokenizer and the filte
 token ids and lengths, which a resumed run compares.
 """
 
+import gc
 import hashlib
 import json
 import math
@@ -264,6 +265,8 @@ def tokenise(
         return ids
 
     with ExitStack() as stack:
+        gc.freeze()  # the lists of ids make the collector run often, and it need not visit the loaded modules each time
+        stack.callback(gc.unfreeze)
         files = {file: stack.enter_context((folder / file).open("wb")) for file in FILES}
         for part, ids in _encode_ahead(encode, select_parts()):
             lengths = np.array([[len(row) for row in rows] for rows in ids], dtype=np.int32)  # (2, pairs)
