@@ -168,21 +168,6 @@ def test_a_truncated_part_is_named(words, work, tmp_path, refused, monkeypatch):
     assert lines_of(tmp_path / "out") == work[1]
 
 
-def test_a_part_that_lacks_lines_of_code_is_named(words, tmp_path, refused, monkeypatch):
-    write_lines(tmp_path / "text", ["```", "a = 1", "b = 2", "```", "A man rides."])
-    arguments = [*words(input=tmp_path / "text"), "--unwrap"]
-    with monkeypatch.context() as patch:
-        patch.setattr("vaswani_transformer.translate_file.join_parts", lambda *_: None)  # as if it had been killed
-        main(arguments)
-    part = tmp_path / "out.parts/part-0000000"
-    lines = part.read_text().splitlines(keepends=True)
-    part.write_text("".join(lines[:-2]))
-    assert "part-0000000 is truncated" in refused(main, arguments, 3)
-    part.write_text("".join(lines))
-    main(arguments)
-    assert lines_of(tmp_path / "out")[:4] == ["```", "a = 1", "b = 2", "```"]
-
-
 def test_parts_of_unknown_origin_are_not_touched(words, tmp_path, refused):
     folder = tmp_path / "out.parts"
     folder.mkdir()

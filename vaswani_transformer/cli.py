@@ -6,8 +6,8 @@ Each command imports its dependencies when it runs, so that `--help` does not wa
 import json
 import os
 import sys
-from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,6 +18,7 @@ from . import __version__
 from .atomic import atomic_folder, check_new_folder
 from .errors import InputError
 from .exit import exit_cleanly
+from .files import files_sha256
 from .lines import check_file, open_output, read_arriving_lines, read_lines
 from .model_argument import find_model, find_model_and_backend
 from .model_folder import choose_backend
@@ -290,18 +291,20 @@ def translate(
     options["progress"] = shows_progress(progress, input, output)
     lines = LineTranslator(translator, columns, options, max_characters, None if report is None else Path(report))
 
-    def read(path: str | Path) -> Iterator[str]:
-        return unwrap_lines(read_lines(path)) if unwrap else read_lines(path)
-
+    if input == "-" and not unwrap:
+        chunks = read_arriving_lines(chunk_lines)
+    else:
+        texts = read_lines(input)
+        chunks = split_into_chunks(unwrap_lines(texts) if unwrap else texts, chunk_lines)
+    numbered = lines.number_chunks(chunks)
+    start = partial(lines.translate, look_ahead=input != "-")
     if in_parts:
         about = {"model": model_sha256(translator.folder), "backend": backend, "dtype": dtype, "precision": precision}
-        about |= {"scores": scores, "alignments": alignments, "unwrap": unwrap, "version": __version__, **decisive}
-        translate_file(lines, Path(input), Path(output), chunk_lines, about, read)
+        about |= {"input": files_sha256(Path(input)), "chunk_lines": chunk_lines, "unwrap": unwrap, **decisive}
+        about |= {"scores": scores, "alignments": alignments, "version": __version__}
+        translate_file(start, numbered, Path(output), about)
     else:
-        is_typed = input == "-" and not unwrap
-        chunks = read_arriving_lines(chunk_lines) if is_typed else split_into_chunks(read(input), chunk_lines)
-        numbered = lines.number_chunks(chunks)
-        with open_output(output) as out, closing(lines.translate(numbered, look_ahead=input != "-")) as translated:
+        with open_output(output) as out, closing(start(numbered)) as translated:
             for chunk in translated:
                 out.writelines(chunk)
                 out.flush()

@@ -14,7 +14,7 @@ from .lines import remove_line_breaks
 from .translator import Hypothesis, MissingLanguageError, NotFiniteError, Translator, as_texts
 from .unwrap import Copied
 
-NumberedLines = tuple[list[str], int]  # and the number of the first line
+NumberedLines = tuple[list[str], list[int]]  # and the number of each line in the output
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,11 @@ class LineTranslator:
 
         look_ahead: read a chunk before the previous one is yielded; False for text that is still being written
         """
-        pending: deque[tuple[list[str], list[int]]] = deque()  # the lines, and their numbers, of the chunks begun
+        pending: deque[NumberedLines] = deque()  # the chunks that have begun
         doubts: list[Doubt] = []
 
         def texts() -> Iterator[list[str]]:
-            for lines, first in chunks:
-                numbers = self._number_lines(lines, first)
+            for lines, numbers in chunks:
                 pending.append((lines, numbers))
                 yield [
                     text
@@ -99,27 +98,19 @@ class LineTranslator:
                         for each in hypotheses
                     ]
         except NotFiniteError as error:
-            raise NotFiniteError(
-                0, "line", pending[0][1][error.index]
-            ) from None  # found at the end of the oldest chunk
+            number = pending[0][1][error.index]  # found at the end of the oldest chunk
+            raise NotFiniteError(0, "line", number) from None
         except MissingLanguageError as error:
             number = pending[-1][1][error.index]  # found at the beginning of the newest chunk
             raise MissingLanguageError(0, "line", error.reason, number) from None
 
     def number_chunks(self, chunks: Iterable[list[str]]) -> Iterator[NumberedLines]:
-        """Yield chunks of lines, each with the number of its first line in the output."""
+        """Yield chunks of lines with their numbers, from 1; a line of code has line breaks in the output, too."""
         first = 1
         for lines in chunks:
-            yield lines, first
-            first += sum(map(self.count_lines, lines))
-
-    def _number_lines(self, lines: list[str], first: int) -> list[int]:
-        """Return the number of each line in the output."""
-        return list(accumulate(map(self.count_lines, lines[:-1]), initial=first))
-
-    def count_lines(self, line: str) -> int:
-        """Return the number of lines of output for the best translation of a line."""
-        return 1 + line.count("\n") if self.columns.breaks_lines else 1
+            lengths = (1 + line.count("\n") if self.columns.breaks_lines else 1 for line in lines)
+            *numbers, first = accumulate(lengths, initial=first)
+            yield lines, numbers
 
     def _report(self, doubts: list[Doubt], numbers: list[int]) -> None:
         self.counts.update(doubt.reason.split(" has ")[0] for doubt in doubts)
