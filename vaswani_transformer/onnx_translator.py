@@ -284,7 +284,6 @@ def built_in_values(config: Mapping[str, Any], suppressed: Iterable[int]) -> dic
     config: the content of config.json.  suppressed: `suppress_tokens` of generation_config.json
     """
     values = {name: config[name] for name in FIXED_ENTRIES if config.get(name) is not None}
-    values["decoder_vocab_size"] = config.get("decoder_vocab_size") or config["vocab_size"]
     values["suppress_tokens"] = sorted(set(suppressed))
     return {name: json.dumps(value) for name, value in values.items()}
 
