@@ -329,11 +329,6 @@ def check_paths(input: str, output: str, report: str | None) -> bool:
 
 def load_translator(folder: Path, backend: Any = "torch", **options: Any) -> Any:
     """Load the Translator of a command."""
-    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
-        raise InputError(
-            f"torchrun starts {os.environ['WORLD_SIZE']} processes, which would all do the same work; run the command "
-            "without it (`translate --workers` uses all cores; examples/ray/translate.py uses several GPUs)"
-        )
     if backend == "torch":
         quiet_transformers()
     return Translator.from_pretrained(folder, backend=backend, local_files_only=True, **options)
