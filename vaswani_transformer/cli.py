@@ -19,6 +19,7 @@ from .atomic import atomic_folder, check_new_folder
 from .errors import InputError
 from .exit import exit_cleanly
 from .files import files_sha256
+from .hub_files import check_folder
 from .lines import check_file, open_output, read_arriving_lines, read_lines
 from .model_argument import find_model, find_model_and_backend
 from .model_folder import choose_backend
@@ -331,7 +332,7 @@ def load_translator(folder: Path, backend: Any = "torch", **options: Any) -> Any
     """Load the Translator of a command."""
     if backend == "torch":
         quiet_transformers()
-    return Translator.from_pretrained(folder, backend=backend, local_files_only=True, **options)
+    return Translator.from_pretrained(folder, backend=backend, **options)
 
 
 def quiet_transformers() -> None:
@@ -444,7 +445,7 @@ def choose_heads(
     from .alignments import compute_references, read_references
 
     sources, targets = read_parallel(source, target)
-    translator = load_translator(Path(model), device=device)
+    translator = load_translator(check_folder(model), device=device)
     if reference is None:
         references = compute_references(sources, targets)
     else:

@@ -72,7 +72,7 @@ class OnnxTranslator(Translator):
         threads: for each operator on the CPU; None for as many as there are cores.
         precision: "int8" for model_int8.onnx, and so on; None for model.onnx.
         revision: branch, tag or commit of the repository.
-        local_files_only: take only a folder, and do not use the network.
+        local_files_only: do not use the network; a repository must have been downloaded before.
         Raises InputError, BrokenFileError or UnavailableError naming the file that cannot be used, and why.
         """
         name = onnx_file_name(precision)

@@ -129,7 +129,7 @@ class TorchTranslator(Translator):
         device: None for a GPU if there is one.
         dtype: None for the saved one.
         revision: branch, tag or commit of the repository.
-        local_files_only: take only a folder, and do not use the network.
+        local_files_only: do not use the network; a repository must have been downloaded before.
         Raises InputError, BrokenFileError or UnavailableError naming the file that cannot be used, and why.
         """
         folder = ModelFolder(find_folder(folder_or_repo, revision, local_files_only))
