@@ -168,6 +168,14 @@ def test_a_truncated_part_is_named(words, work, tmp_path, refused, monkeypatch):
     assert lines_of(tmp_path / "out") == work[1]
 
 
+def test_a_tab_is_copied_unless_it_would_begin_a_column(words, tmp_path):
+    write_lines(tmp_path / "text", ["\t1.", "\tA man rides."])
+    main(words(input=tmp_path / "text"))
+    assert [line[:1] for line in lines_of(tmp_path / "out")] == ["\t", "\t"]
+    main([*words(input=tmp_path / "text"), "--scores"])
+    assert [len(line.split("\t")) for line in lines_of(tmp_path / "out")] == [2, 2]
+
+
 def test_parts_of_unknown_origin_are_not_touched(words, tmp_path, refused):
     folder = tmp_path / "out.parts"
     folder.mkdir()

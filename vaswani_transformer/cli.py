@@ -247,7 +247,7 @@ def translate(
         typer.Option(help="Split sentences of more tokens; default: what 99% in training had, or 128 if unknown."),
     ] = None,
     split_sentences: Annotated[bool, typer.Option(help="Translate the sentences of a line one by one.")] = True,
-    max_characters: Annotated[int | None, typer.Option(help="Refuse longer lines; default: no limit.")] = None,
+    max_characters: Annotated[int | None, typer.Option(min=1, help="Refuse longer lines; default: no limit.")] = None,
     unwrap: Annotated[bool, typer.Option("--unwrap", help="Join the lines of a paragraph: one paragraph out.")] = False,
     report: Annotated[
         str | None,
@@ -284,7 +284,7 @@ def translate(
         num_return_sequences=num_return_sequences,
     )
     several = num_return_sequences > 1
-    columns = Columns(several, scores or several, alignments, keep_breaks=unwrap)  # a block of code has line breaks
+    columns = Columns(several, scores or several, alignments)
     # What a translation that is resumed must share.
     decisive = {"max_source_length": max_source_length, "split_sentences": split_sentences}
     decisive |= {"target_language": target_language, **vars(settings)}

@@ -19,12 +19,12 @@ from .model_folder import MODEL_FILES
 
 ABOUT = "about.json"  # what the parts are a translation of
 
-Chunk = TypeVar("Chunk")
+Item = TypeVar("Item")  # a chunk of lines
 
 
 def translate_file(
-    translate: Callable[[Iterator[Chunk]], Generator[list[bytes]]],
-    chunks: Iterable[Chunk],
+    translate: Callable[[Iterator[Item]], Generator[list[bytes]]],
+    chunks: Iterable[Item],
     output: Path,
     about: dict[str, Any],
 ) -> None:
@@ -39,7 +39,7 @@ def translate_file(
         parts: list[Path] = []
         missing: deque[Path] = deque()  # parts that are being translated
 
-        def read_missing() -> Iterator[Chunk]:
+        def read_missing() -> Iterator[Item]:
             for number, chunk in enumerate(chunks):
                 part = folder / f"part-{number:07}"
                 parts.append(part)

@@ -91,7 +91,7 @@ def translate(
     def translate_chunks(chunks: Iterable[tuple[list[str], int]]) -> Generator[list[bytes]]:
         running: deque[ray.ObjectRef] = deque()
         for lines, first in chunks:
-            running.append(task.remote(model, options, search, as_texts(lines, "line", None, first)))
+            running.append(task.remote(model, options, search, as_texts(lines, "line", first)))
             while len(running) > PARTS_AHEAD * count_tasks(cpus, gpus):
                 yield wait_for(running.popleft())
         while running:
