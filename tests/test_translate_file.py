@@ -5,6 +5,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from vaswani_transformer import Translator
 from vaswani_transformer.atomic import machine_id
 from vaswani_transformer.cli import main
 from vaswani_transformer.doubts import Doubt, find_reasons
-from vaswani_transformer.translate_file import claim_parts
+from vaswani_transformer.translate_file import claim_parts, translate_file
 from vaswani_transformer.translate_lines import append_report
 from vaswani_transformer.unwrap import Copied, unwrap_lines
 
@@ -126,6 +127,17 @@ def test_parts_of_another_text_model_or_search_are_refused(
     settings.write_text(settings.read_text().replace('"extra_length": 50', '"extra_length": 5'))
     error = refused(main, words(**options))
     assert "holds parts of another translation" in error and message in error
+
+
+def test_any_function_may_translate_the_parts(tmp_path):
+    """As in examples/ray, where tasks of a cluster translate them."""
+
+    def translate(chunks: Iterator[tuple[int, str]]) -> Generator[list[bytes]]:
+        for number, letters in chunks:
+            yield [f"{number}{letter}\n".encode() for letter in letters]
+
+    translate_file(translate, enumerate(["ab", "c"]), tmp_path / "out", {})
+    assert lines_of(tmp_path / "out") == ["0a", "0b", "1c"]
 
 
 def test_a_second_translation_to_one_file_is_refused(words, work, tmp_path, refused):
