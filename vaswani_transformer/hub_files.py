@@ -76,7 +76,7 @@ def download(
     options: dict[str, Any] = {"revision": revision, "allow_patterns": list(files)}
     with hub_errors(repo, revision):
         if not dry_run:
-            with without_warning("No files matched"):  # an error here
+            with without_warning():
                 folder = Path(snapshot_download(repo, **options, local_files_only=local_files_only))
             if not any(next(folder.glob(pattern), None) for pattern in files):
                 command = f": `vaswani-transformer export onnx {repo} FOLDER` writes it"
@@ -139,12 +139,12 @@ def has_checkpoint(names: Sequence[str]) -> bool:
 
 
 @contextmanager
-def without_warning(beginning: str) -> Iterator[None]:
-    """Drop the warning of huggingface_hub's downloads that begins with this text."""
+def without_warning() -> Iterator[None]:
+    """Drop huggingface_hub's warning that no file of a repository matches, which is an error here."""
     logger = logging.getLogger("huggingface_hub._snapshot_download")
 
     def is_another(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith(beginning)
+        return not record.getMessage().startswith("No files matched")
 
     logger.addFilter(is_another)
     try:
