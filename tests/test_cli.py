@@ -330,13 +330,6 @@ def test_doctor_describes_an_onnx_export(exported, capsys):
     assert "CPUExecutionProvider" in said and "matches its checksums (export.json)" in said
 
 
-def test_several_processes_of_torchrun_do_not_translate_the_same(exported, source, monkeypatch, refused):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    said = refused(main, ["translate", exported / "onnx", "--backend", "onnx", "--input", source])
-    assert "torchrun starts 2 processes" in said and "--workers" in said and "examples/ray" in said
-
-
 def test_train_passes_arguments_and_exit_code(tmp_path, refused):
     line = refused(main, ["train", "--config", tmp_path / "no such recipe.yaml"])
     assert line.count("\n") == 1 and "no such recipe.yaml" in line

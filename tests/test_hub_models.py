@@ -19,7 +19,7 @@ from saved_model import ENGLISH, change_json
 from serving.__main__ import find_records
 from vaswani_transformer import Translator
 from vaswani_transformer.cli import main
-from vaswani_transformer.errors import InputError
+from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.languages import read_languages
 
 OPUS, OURS = "opus/marian", "someone/ours"
@@ -229,6 +229,19 @@ def test_what_was_downloaded_is_used_offline(hub, tmp_path, monkeypatch):
     main(["convert", OPUS, str(tmp_path / "offline")])
     names = {path.name for path in (tmp_path / "online").iterdir()}
     assert names == {path.name for path in (tmp_path / "offline").iterdir()}
+
+
+def test_local_files_only_takes_what_was_downloaded(hub, tmp_path, refused):
+    with pytest.raises(UnavailableError, match="has not been downloaded before, and local_files_only is set"):
+        Translator.from_pretrained(OURS, device="cpu", local_files_only=True)
+    assert not hub.log
+    expected = Translator.from_pretrained(OURS, device="cpu").translate(ENGLISH[:2])
+    before = len(hub.log)
+    assert Translator.from_pretrained(OURS, device="cpu", local_files_only=True).translate(ENGLISH[:2]) == expected
+    text = write_lines(tmp_path / "text", ENGLISH)
+    said = refused(main, ["choose-heads", OURS, "--source", text, "--target", text, "--reference", text])
+    assert f"{OURS}: no such folder" in said  # the heads are recorded in the folder
+    assert len(hub.log) == before
 
 
 def test_python_names_the_command_that_converts(tmp_path):

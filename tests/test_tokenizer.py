@@ -197,7 +197,6 @@ def test_training_options_reach_the_tokenizer():
     with pytest.raises(InputError, match="pairs that occur at least 9 times"):
         train_tokenizer(texts, 270, min_frequency=9)
     assert len(train_tokenizer(texts, 350, min_frequency=1)) == 350
-    assert train_tokenizer(texts, 262, model_max_length=77).model_max_length == 77
 
 
 def test_training_streams_texts_without_keeping_them():

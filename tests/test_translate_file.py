@@ -5,6 +5,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from vaswani_transformer import Translator
 from vaswani_transformer.atomic import machine_id
 from vaswani_transformer.cli import main
 from vaswani_transformer.doubts import Doubt, find_reasons
-from vaswani_transformer.translate_file import claim_parts
+from vaswani_transformer.translate_file import claim_parts, translate_file
 from vaswani_transformer.translate_lines import append_report
 from vaswani_transformer.unwrap import Copied, unwrap_lines
 
@@ -128,6 +129,17 @@ def test_parts_of_another_text_model_or_search_are_refused(
     assert "holds parts of another translation" in error and message in error
 
 
+def test_any_function_may_translate_the_parts(tmp_path):
+    """As in examples/ray, where tasks of a cluster translate them."""
+
+    def translate(chunks: Iterator[tuple[int, str]]) -> Generator[list[bytes]]:
+        for number, letters in chunks:
+            yield [f"{number}{letter}\n".encode() for letter in letters]
+
+    translate_file(translate, enumerate(["ab", "c"]), tmp_path / "out", {})
+    assert lines_of(tmp_path / "out") == ["0a", "0b", "1c"]
+
+
 def test_a_second_translation_to_one_file_is_refused(words, work, tmp_path, refused):
     """Parts of two texts or models would be joined. Before the first is complete, nothing else tells them apart."""
     with claim_parts(tmp_path / "out.parts", {}):
@@ -168,19 +180,12 @@ def test_a_truncated_part_is_named(words, work, tmp_path, refused, monkeypatch):
     assert lines_of(tmp_path / "out") == work[1]
 
 
-def test_a_part_that_lacks_lines_of_code_is_named(words, tmp_path, refused, monkeypatch):
-    write_lines(tmp_path / "text", ["```", "a = 1", "b = 2", "```", "A man rides."])
-    arguments = [*words(input=tmp_path / "text"), "--unwrap"]
-    with monkeypatch.context() as patch:
-        patch.setattr("vaswani_transformer.translate_file.join_parts", lambda *_: None)  # as if it had been killed
-        main(arguments)
-    part = tmp_path / "out.parts/part-0000000"
-    lines = part.read_text().splitlines(keepends=True)
-    part.write_text("".join(lines[:-2]))
-    assert "part-0000000 is truncated" in refused(main, arguments, 3)
-    part.write_text("".join(lines))
-    main(arguments)
-    assert lines_of(tmp_path / "out")[:4] == ["```", "a = 1", "b = 2", "```"]
+def test_a_tab_is_copied_unless_it_would_begin_a_column(words, tmp_path):
+    write_lines(tmp_path / "text", ["\t1.", "\tA man rides."])
+    main(words(input=tmp_path / "text"))
+    assert [line[:1] for line in lines_of(tmp_path / "out")] == ["\t", "\t"]
+    main([*words(input=tmp_path / "text"), "--scores"])
+    assert [len(line.split("\t")) for line in lines_of(tmp_path / "out")] == [2, 2]
 
 
 def test_parts_of_unknown_origin_are_not_touched(words, tmp_path, refused):

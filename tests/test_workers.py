@@ -48,7 +48,8 @@ def test_translations_and_scores_do_not_depend_on_the_workers(either: Any) -> No
         found = either.find_hypotheses(TEXTS, batch_tokens=SMALL, num_return_sequences=2, workers=workers)
         for ours, theirs in zip(found, expected, strict=True):
             assert [(h.text, h.tokens) for h in ours] == [(h.text, h.tokens) for h in theirs]
-            assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-6)
+            # Float32: operators add in another order with another number of threads.
+            assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], rel=1e-6, abs=1e-6)
 
 
 def test_threads_of_the_caller_translate_side_by_side(either: Any, before_each_batch: Any) -> None:

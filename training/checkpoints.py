@@ -37,7 +37,7 @@ from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.training_run import (
     RECORD,
     STATE,
-    check_numbers,
+    check_types,
     list_checkpoints,
     parse_step,
     read_pointer,
@@ -78,9 +78,9 @@ class Progress:
         if unknown := record.keys() - fields:
             raise BrokenFileError(f"{path}: progress has an unknown field {min(unknown)}")
         for name, kind in fields.items():
-            if name in record and record[name] is None and isinstance(None, cast(type, kind)):
-                continue
-            check_numbers(f"{path}: progress", record, name, whole=not isinstance(0.5, cast(type, kind)))
+            number = float if isinstance(0.5, cast(type, kind)) else int
+            may_be_null = name in record and isinstance(None, cast(type, kind))
+            check_types(f"{path}: progress", record, {name: number}, required=not may_be_null)
         return cls(**record)
 
     def record_gradient(self, finite: bool) -> None:
@@ -325,7 +325,7 @@ def restore_scaler(scaler: torch.amp.GradScaler, state: dict[str, Any], path: Pa
     saved, fields = state["gradient_scaler"], scaler.state_dict()
     if not isinstance(saved, dict):
         raise BrokenFileError(f"{path}: gradient_scaler is {saved!r}; an fp16 run needs its scale")
-    check_numbers(f"{path}: gradient_scaler", saved, *fields)
+    check_types(f"{path}: gradient_scaler", saved, dict.fromkeys(fields, float), required=True)
     scaler.load_state_dict({name: saved[name] for name in fields})
 
 

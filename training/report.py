@@ -15,10 +15,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
-from vaswani_transformer.atomic import atomic_file, open_in_place
+from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.errors import UnavailableError, escape_controls
 from vaswani_transformer.exit import print_error
 from vaswani_transformer.training_run import METRICS
+
+from .run_folder import open_in_place
 
 # Names of the share of a device's peak in metrics.jsonl (see metrics.peak_flop_rate) and on the screen.
 SHARES = {"mfu": "MFU", "product_share": "of the measured matmul speed"}

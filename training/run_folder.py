@@ -4,12 +4,13 @@ import os
 import shlex
 import shutil
 import socket
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vaswani_transformer.atomic import lock, open_in_place, remove_stale
+from vaswani_transformer.atomic import lock, remove_stale
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.files import CONVERSION_NOTES, check_inside, read_json_object, write_json
 from vaswani_transformer.hub_files import find_folder
@@ -23,6 +24,23 @@ from .recipe import Recipe, RunSettings, Settings, differences
 
 FOLDERS = ("checkpoints", "corpus", TARGET_TOKENIZER, ORIGINALS)
 FILES = (RECORD, METRICS, "curve.png", MANIFEST, WEIGHTS, CONVERSION_NOTES, CONVERSION_RECORD, *SETTINGS_FILES)
+
+
+def open_in_place(path: str | Path, flags: int) -> int:
+    """Open a file to change it in place; like os.open, but only for regular files. Raises BrokenFileError.
+
+    A received folder may hold a link, or a named pipe, where a program expects its own file.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if os.path.islink(path):
+            raise BrokenFileError(f"{path} is a symbolic link, which is not written through; remove it") from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BrokenFileError(f"{path} is not a regular file; remove it")
+    return descriptor
 
 
 def lock_run(output_dir: Path, say: Callable[[str], None]) -> BinaryIO:

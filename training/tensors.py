@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from vaswani_transformer.atomic import set_mode
-from vaswani_transformer.errors import BrokenFileError, name_in_errors
-from vaswani_transformer.files import check_readable
+from vaswani_transformer.errors import BrokenFileError
+from vaswani_transformer.loading import load_tensors
 from vaswani_transformer.model_folder import OPTIMIZER, WEIGHTS
 
 from . import fsdp
@@ -51,16 +50,6 @@ def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
     # safetensors creates files that only their owner can read; the folder's mode follows the umask.
     set_mode(path, path.parent.stat().st_mode & 0o666)
-
-
-def load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Load a safetensors file. Raises BrokenFileError naming it."""
-    check_readable(path)
-    try:
-        with name_in_errors(path):
-            return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise BrokenFileError(f"{path} is not a complete safetensors file ({error})") from error
 
 
 def restore_model(model: torch.nn.Module, folder: Path) -> None:

@@ -128,6 +128,7 @@ def align_text(source: str, target: str, parts: Iterable[AlignedPart]) -> Alignm
     tokens = [0.0] * of_target.count
     place, joined = 0, ""
     for part in parts:
+        # What is copied stands in front of the part in both texts, with other white space.
         places = locate(part.copied, source, place)
         place = places[-1] + 1 if places else place
         joined = join_texts(joined, part.copied, part.target)
@@ -136,6 +137,7 @@ def align_text(source: str, target: str, parts: Iterable[AlignedPart]) -> Alignm
             if not character.isspace():
                 at = next(i for i in range(at - 1, -1, -1) if not joined[i].isspace())
                 copies[of_target.of[at]][of_source[source_place]] += 1
+        # What is translated.
         places = locate(part.source, source, place)
         place = places[-1] + 1 if places else place
         if not part.source.strip() or not part.target.strip():

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import ENVIRONMENT_ERRNOS, BrokenFileError, InputError, name_in_errors
+from .errors import ENVIRONMENT_ERRNOS, InputError, name_in_errors
 
 ABANDONED = 24 * 3600  # seconds without a change, if a lock proves nothing
 # What file systems (FAT, SMB, FUSE, NFS, object storage) answer if they have no locks, permissions or fsync of folders.
@@ -104,23 +104,6 @@ def temporary_path(path: Path) -> Iterator[Path]:
             unfinished.discard(temporary)
         if descriptor is not None:
             os.close(descriptor)
-
-
-def open_in_place(path: str | Path, flags: int) -> int:
-    """Open a file to change it in place; like os.open, but only for regular files. Raises BrokenFileError.
-
-    A received folder may hold a link, or a named pipe, where a program expects its own file.
-    """
-    try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    except OSError as error:
-        if os.path.islink(path):
-            raise BrokenFileError(f"{path} is a symbolic link, which is not written through; remove it") from error
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise BrokenFileError(f"{path} is not a regular file; remove it")
-    return descriptor
 
 
 def disk_error(error: BaseException, temporary: Path) -> int | None:

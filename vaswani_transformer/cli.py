@@ -6,8 +6,8 @@ Each command imports its dependencies when it runs, so that `--help` does not wa
 import json
 import os
 import sys
-from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,6 +18,8 @@ from . import __version__
 from .atomic import atomic_folder, check_new_folder
 from .errors import InputError
 from .exit import exit_cleanly
+from .files import files_sha256
+from .hub_files import check_folder
 from .lines import check_file, open_output, read_arriving_lines, read_lines
 from .model_argument import find_model, find_model_and_backend
 from .model_folder import choose_backend
@@ -245,7 +247,7 @@ def translate(
         typer.Option(help="Split sentences of more tokens; default: what 99% in training had, or 128 if unknown."),
     ] = None,
     split_sentences: Annotated[bool, typer.Option(help="Translate the sentences of a line one by one.")] = True,
-    max_characters: Annotated[int | None, typer.Option(help="Refuse longer lines; default: no limit.")] = None,
+    max_characters: Annotated[int | None, typer.Option(min=1, help="Refuse longer lines; default: no limit.")] = None,
     unwrap: Annotated[bool, typer.Option("--unwrap", help="Join the lines of a paragraph: one paragraph out.")] = False,
     report: Annotated[
         str | None,
@@ -282,7 +284,7 @@ def translate(
         num_return_sequences=num_return_sequences,
     )
     several = num_return_sequences > 1
-    columns = Columns(several, scores or several, alignments, keep_breaks=unwrap)  # a block of code has line breaks
+    columns = Columns(several, scores or several, alignments)
     # What a translation that is resumed must share.
     decisive = {"max_source_length": max_source_length, "split_sentences": split_sentences}
     decisive |= {"target_language": target_language, **vars(settings)}
@@ -290,18 +292,20 @@ def translate(
     options["progress"] = shows_progress(progress, input, output)
     lines = LineTranslator(translator, columns, options, max_characters, None if report is None else Path(report))
 
-    def read(path: str | Path) -> Iterator[str]:
-        return unwrap_lines(read_lines(path)) if unwrap else read_lines(path)
-
+    if input == "-" and not unwrap:
+        chunks = read_arriving_lines(chunk_lines)
+    else:
+        texts = read_lines(input)
+        chunks = split_into_chunks(unwrap_lines(texts) if unwrap else texts, chunk_lines)
+    numbered = lines.number_chunks(chunks)
+    start = partial(lines.translate, look_ahead=input != "-")
     if in_parts:
         about = {"model": model_sha256(translator.folder), "backend": backend, "dtype": dtype, "precision": precision}
-        about |= {"scores": scores, "alignments": alignments, "unwrap": unwrap, "version": __version__, **decisive}
-        translate_file(lines, Path(input), Path(output), chunk_lines, about, read)
+        about |= {"input": files_sha256(Path(input)), "chunk_lines": chunk_lines, "unwrap": unwrap, **decisive}
+        about |= {"scores": scores, "alignments": alignments, "version": __version__}
+        translate_file(start, numbered, Path(output), about)
     else:
-        is_typed = input == "-" and not unwrap
-        chunks = read_arriving_lines(chunk_lines) if is_typed else split_into_chunks(read(input), chunk_lines)
-        numbered = lines.number_chunks(chunks)
-        with open_output(output) as out, closing(lines.translate(numbered, look_ahead=input != "-")) as translated:
+        with open_output(output) as out, closing(start(numbered)) as translated:
             for chunk in translated:
                 out.writelines(chunk)
                 out.flush()
@@ -326,14 +330,9 @@ def check_paths(input: str, output: str, report: str | None) -> bool:
 
 def load_translator(folder: Path, backend: Any = "torch", **options: Any) -> Any:
     """Load the Translator of a command."""
-    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
-        raise InputError(
-            f"torchrun starts {os.environ['WORLD_SIZE']} processes, which would all do the same work; run the command "
-            "without it (`translate --workers` uses all cores; examples/ray/translate.py uses several GPUs)"
-        )
     if backend == "torch":
         quiet_transformers()
-    return Translator.from_pretrained(folder, backend=backend, local_files_only=True, **options)
+    return Translator.from_pretrained(folder, backend=backend, **options)
 
 
 def quiet_transformers() -> None:
@@ -446,7 +445,7 @@ def choose_heads(
     from .alignments import compute_references, read_references
 
     sources, targets = read_parallel(source, target)
-    translator = load_translator(Path(model), device=device)
+    translator = load_translator(check_folder(model), device=device)
     if reference is None:
         references = compute_references(sources, targets)
     else:

@@ -3,13 +3,15 @@
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from .errors import InputError, UnavailableError, one_line
 from .model_folder import ADAPTER, CONVERTIBLE_TYPES, MODEL_FILES, MODEL_TYPE, WEIGHTS
+from .programs import import_program
 from .training_run import follow_pointer
 
 # Not downloaded of other repositories than this package's: weights of other frameworks, documents, pictures.
@@ -34,15 +36,13 @@ def find_folder(
 ) -> Path:
     """Return a model folder: the given one, or the local copy of the Hub repository `owner/name`, downloaded if needed.
 
-    local_files_only: take only a folder, and do not use the network
+    local_files_only: do not use the network; a repository must have been downloaded before
     files: glob patterns of the files to download
     Raises InputError if neither exists, UnavailableError if the Hub cannot be reached.
     """
     if not is_repository(folder_or_repo):
         return check_folder(folder_or_repo)
-    if local_files_only:
-        raise InputError(f"{folder_or_repo}: no such folder; a repository of the Hub is not taken here")
-    return download(str(folder_or_repo), revision, files)
+    return download(str(folder_or_repo), revision, files, local_files_only=local_files_only)
 
 
 def is_repository(name: str | Path) -> bool:
@@ -63,7 +63,9 @@ def check_folder(path: str | Path) -> Path:
     raise InputError(f"{folder}: no such folder")
 
 
-def download(repo: str, revision: str | None, files: Sequence[str], dry_run: bool = False) -> Path:
+def download(
+    repo: str, revision: str | None, files: Sequence[str], dry_run: bool = False, local_files_only: bool = False
+) -> Path:
     """Download files of a repository and return the local copy. Raises DryRun instead if `dry_run`.
 
     files: glob patterns
@@ -74,11 +76,11 @@ def download(repo: str, revision: str | None, files: Sequence[str], dry_run: boo
     options: dict[str, Any] = {"revision": revision, "allow_patterns": list(files)}
     with hub_errors(repo, revision):
         if not dry_run:
-            with without_warning("No files matched"):  # an error here
-                folder = Path(snapshot_download(repo, **options))
+            with without_warning():
+                folder = Path(snapshot_download(repo, **options, local_files_only=local_files_only))
             if not any(next(folder.glob(pattern), None) for pattern in files):
-                command = f": `vaswani-transformer export onnx {repo} FOLDER` writes it" * files[0].endswith(".onnx")
-                raise InputError(f"{repo} has no {files[0]}{command}")
+                command = f": `vaswani-transformer export onnx {repo} FOLDER` writes it"
+                raise InputError(f"{repo} has no {files[0]}{command if files[0].endswith('.onnx') else ''}")
             return folder
         disable_progress_bars()  # the list is all that a command with --dry-run prints
         planned: Any = snapshot_download(repo, dry_run=True, **options)
@@ -86,27 +88,19 @@ def download(repo: str, revision: str | None, files: Sequence[str], dry_run: boo
     raise DryRun(planned[0].commit_hash if planned else "", found)
 
 
-def download_any(
-    repo: str, revision: str | None, dry_run: bool, has_checkpoint: Callable[[Sequence[str]], bool]
-) -> Path:
+def download_any(repo: str, revision: str | None, dry_run: bool) -> Path:
     """Download a repository with a model of this package or, without its pickles if it has safetensors, of another.
 
-    has_checkpoint: whether files of these names may be a checkpoint that can be converted
     Raises InputError if it has none, before anything but config.json is downloaded.
     """
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import OfflineModeIsEnabled
+    from huggingface_hub import HfApi, constants, snapshot_download
 
-    try:
-        with hub_errors(repo, revision):
-            names = [entry.path for entry in HfApi().list_repo_tree(repo, revision=revision, recursive=True)]
-    except UnavailableError as error:
-        if not isinstance(error.__cause__, OfflineModeIsEnabled):
-            raise
-        with hub_errors(repo, revision):
+    with hub_errors(repo, revision):
+        if constants.HF_HUB_OFFLINE:  # there is no list of files: take what has been downloaded before
             return Path(
                 snapshot_download(repo, revision=revision, allow_patterns=["config.json"], local_files_only=True)
             )
+        names = [entry.path for entry in HfApi().list_repo_tree(repo, revision=revision, recursive=True)]
     config = {}
     if "config.json" in names:
         path = download(repo, revision, ["config.json"]) / "config.json"
@@ -129,21 +123,28 @@ def download_any(
         chosen = [name for name in chosen if not name.endswith(WEIGHT_SUFFIXES) or name == preferred]
     elif kind is not None or not has_checkpoint(chosen):
         what = f"a {kind} model" if kind else "no checkpoint of a known format"
+        what += " without such weights" if kind in CONVERTIBLE_TYPES else ""
         raise InputError(
-            f"{repo} has {what}{' without such weights' * (kind in CONVERTIBLE_TYPES)}; `convert` reads "
-            f"{', '.join(CONVERTIBLE_TYPES)} and the formats that `convert --from help` lists, with weights as "
-            "safetensors or as pickles that hold nothing but tensors"
+            f"{repo} has {what}; `convert` reads {', '.join(CONVERTIBLE_TYPES)} and the formats that "
+            "`convert --from help` lists, with weights as safetensors or as pickles that hold nothing but tensors"
         )
     return download(repo, revision, [re.sub(r"([*?[])", r"[\1]", name) for name in chosen], dry_run)
 
 
+def has_checkpoint(names: Sequence[str]) -> bool:
+    """Return whether a file of these names may be a checkpoint that `convert` reads."""
+    readers = import_program("conversion", "toolkits").READERS.values()
+    patterns = [pattern for reader in readers for pattern in reader.files]
+    return any(fnmatch(name, pattern) for name in names for pattern in patterns if pattern != "config.json")
+
+
 @contextmanager
-def without_warning(beginning: str) -> Iterator[None]:
-    """Drop the warning of huggingface_hub's downloads that begins with this text."""
+def without_warning() -> Iterator[None]:
+    """Drop huggingface_hub's warning that no file of a repository matches, which is an error here."""
     logger = logging.getLogger("huggingface_hub._snapshot_download")
 
     def is_another(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith(beginning)
+        return not record.getMessage().startswith("No files matched")
 
     logger.addFilter(is_another)
     try:
@@ -185,9 +186,9 @@ def hub_errors(repo: str, revision: str | None) -> Iterator[None]:
     except HFValidationError as error:
         raise InputError(f"{repo}: no such folder, and no name of a repository ({one_line(str(error))})") from None
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        why = f"the Hub cannot be reached ({one_line(str(error.__cause__ or error))})"
-        if constants.HF_HUB_OFFLINE:
-            why = "HF_HUB_OFFLINE is set"
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "local_files_only is set"
+        if error.__cause__ is not None and not constants.HF_HUB_OFFLINE:
+            why = f"the Hub cannot be reached ({one_line(str(error.__cause__))})"
         raise UnavailableError(f"{repo}: no such folder, it has not been downloaded before, and {why}") from error
     except HfHubHTTPError as error:
         raise UnavailableError(f"{repo}: the Hub answers with an error ({one_line(str(error))})") from error

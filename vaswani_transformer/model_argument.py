@@ -6,7 +6,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,20 +61,14 @@ def locate_model(
     try:
         if files is not None:
             return download(model, revision, files, dry_run)
-        return download_any(model, revision, dry_run, has_checkpoint)
+        return download_any(model, revision, dry_run)
     except DryRun as planned:
         for name, size, is_cached in planned.files:
-            typer.echo(f"{size:>14,}  {escape_controls(name)}{'  (downloaded before)' * is_cached}")
+            note = "  (downloaded before)" if is_cached else ""
+            typer.echo(f"{size:>14,}  {escape_controls(name)}{note}")
         new = [size for _, size, is_cached in planned.files if not is_cached]
         typer.echo(f"{model}, commit {planned.commit[:12]}: {len(new)} files, {sum(new):,} bytes would be downloaded")
         raise typer.Exit() from None
-
-
-def has_checkpoint(names: Sequence[str]) -> bool:
-    """Return whether a file of these names may be a checkpoint that `convert` reads."""
-    readers = import_program("conversion", "toolkits").READERS.values()
-    patterns = [pattern for reader in readers for pattern in reader.files]
-    return any(fnmatch(name, pattern) for name in names for pattern in patterns if pattern != "config.json")
 
 
 @contextmanager

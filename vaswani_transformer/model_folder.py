@@ -29,11 +29,11 @@ DEFAULT_CONFIG = {"vocab_size": 37000, "decoder_start_token_id": 0, "pad_token_i
 DEFAULT_CONFIG |= {"decoder_layers": 6, "decoder_attention_heads": 8}
 # Entries of config.json that determine, with the weights, what a model computes.
 FIXED_ENTRIES = (
-    "vocab_size", "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
-    "d_k", "d_v", "encoder_ffn_dim", "decoder_ffn_dim", "activation_function", "position_embedding_type",
-    "position_base", "position_offset", "max_position_embeddings", "norm_position", "encoder_final_norm",
-    "decoder_final_norm", "layer_norm_eps", "attention_bias", "output_bias", "decoder_start_token_id", "pad_token_id",
-    "eos_token_id",
+    "vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads",
+    "decoder_attention_heads", "d_k", "d_v", "encoder_ffn_dim", "decoder_ffn_dim", "activation_function",
+    "position_embedding_type", "position_base", "position_offset", "max_position_embeddings", "norm_position",
+    "encoder_final_norm", "decoder_final_norm", "layer_norm_eps", "attention_bias", "output_bias",
+    "decoder_start_token_id", "pad_token_id", "eos_token_id",
 )  # fmt: skip
 LARGEST_SIZE = 10_000_000  # of a vocabulary, or of learned positions
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -112,7 +112,7 @@ class ModelFolder:
 
     @property
     def decoder_vocab_size(self) -> int:
-        return self.config.get("decoder_vocab_size") or self.vocab_size
+        return self.config["decoder_vocab_size"]
 
     @property
     def suppressed(self) -> list[int]:
@@ -296,23 +296,24 @@ def read_config(path: Path) -> dict[str, Any]:
     config = DEFAULT_CONFIG | read_json_object(path)
     if config.get("model_type") != MODEL_TYPE:
         found = config.get("model_type")
-        remedy = f"; convert it: vaswani-transformer convert {path.parent} NEW_FOLDER" * (found in CONVERTIBLE_TYPES)
+        remedy = f"; convert it: vaswani-transformer convert {path.parent} NEW_FOLDER"
+        remedy = remedy if found in CONVERTIBLE_TYPES else ""
         raise InputError(f"{path}: model_type is {found!r}; only {MODEL_TYPE!r} is supported{remedy}")
     if config.get("quantization_config") is not None:
         raise InputError(f"{path}: quantization_config is set; only unquantised weights are supported")
     if config.get("position_embedding_type") != "learned":
         config["max_position_embeddings"] = None  # sinusoids have no maximum; converted files may still name one
+    if config.get("decoder_vocab_size") is None:
+        config["decoder_vocab_size"] = config["vocab_size"]
     sizes = ("vocab_size", "decoder_vocab_size", "max_position_embeddings", "decoder_layers", "decoder_attention_heads")
     for field in sizes:
         value = config.get(field)
-        is_missing = value is None and field in ("decoder_vocab_size", "max_position_embeddings")
-        if not is_missing and (type(value) is not int or not 1 <= value <= LARGEST_SIZE):
+        has_no_maximum = value is None and field == "max_position_embeddings"
+        if not has_no_maximum and (type(value) is not int or not 1 <= value <= LARGEST_SIZE):
             raise BrokenFileError(f"{path}: {field} is {value!r}; it must be an integer between 1 and {LARGEST_SIZE}")
     for field in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
-        size_field = "vocab_size"
-        if field == "decoder_start_token_id" and config.get("decoder_vocab_size"):
-            size_field = "decoder_vocab_size"
-        value, size = config.get(field), config[size_field]
+        size_field = "decoder_vocab_size" if field == "decoder_start_token_id" else "vocab_size"
+        value, size = config[field], config[size_field]
         if type(value) is not int or not 0 <= value < size:
             raise BrokenFileError(f"{path}: {field} is {value!r}; ids go from 0 to {size - 1} ({size_field})")
     return config
@@ -358,7 +359,7 @@ def read_generation_config(path: Path, config: dict[str, Any]) -> dict[str, Any]
     config: the content of config.json beside it
     """
     settings = read_json_object(path)
-    largest = (config.get("decoder_vocab_size") or config["vocab_size"]) - 1
+    largest = config["decoder_vocab_size"] - 1
     suppressed = settings.get("suppress_tokens") or []
     if not isinstance(suppressed, list) or not all(
         type(token) is int and 0 <= token <= largest for token in suppressed

@@ -72,7 +72,7 @@ class OnnxTranslator(Translator):
         threads: for each operator on the CPU; None for as many as there are cores.
         precision: "int8" for model_int8.onnx, and so on; None for model.onnx.
         revision: branch, tag or commit of the repository.
-        local_files_only: take only a folder, and do not use the network.
+        local_files_only: do not use the network; a repository must have been downloaded before.
         Raises InputError, BrokenFileError or UnavailableError naming the file that cannot be used, and why.
         """
         name = onnx_file_name(precision)
@@ -284,7 +284,6 @@ def built_in_values(config: Mapping[str, Any], suppressed: Iterable[int]) -> dic
     config: the content of config.json.  suppressed: `suppress_tokens` of generation_config.json
     """
     values = {name: config[name] for name in FIXED_ENTRIES if config.get(name) is not None}
-    values["decoder_vocab_size"] = config.get("decoder_vocab_size") or config["vocab_size"]
     values["suppress_tokens"] = sorted(set(suppressed))
     return {name: json.dumps(value) for name, value in values.items()}
 

@@ -39,8 +39,6 @@ def train_tokenizer(
     symbols: Sequence[str] = (),
     keep_invisible: bool = False,
     min_frequency: int = 2,
-    model_max_length: int = 1024,
-    show_progress: bool = False,
 ) -> PreTrainedTokenizerFast:
     """Train a shared byte-level BPE.
 
@@ -52,7 +50,6 @@ def train_tokenizer(
     keep_invisible: keep invisible characters and all white space, except at the ends of a text. Without it, zero-width
         joiners are kept only after letters of scripts that spell with them, such as Persian and Hindi, and in emoji
     min_frequency: smallest number of occurrences of a pair to be merged
-    model_max_length: length for `tokenizer(..., truncation=True)`; the model with sinusoids has no maximum length
 
     Raises `InputError` if `vocab_size` is too small for the bytes or larger than the texts support, or for a symbol
     that cannot be decoded.
@@ -67,7 +64,7 @@ def train_tokenizer(
         min_frequency=min_frequency,
         special_tokens=list(SPECIAL_TOKENS.values()),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=show_progress,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(leave_out(symbols, split_training_texts(texts)), trainer)
     add_symbols(tokenizer, symbols)
@@ -89,7 +86,7 @@ def train_tokenizer(
         split_special_tokens=True,
         clean_up_tokenization_spaces=False,
         padding_side="right",
-        model_max_length=model_max_length,
+        model_max_length=1024,  # for `tokenizer(..., truncation=True)`; the model with sinusoids has no maximum length
     )
 
 

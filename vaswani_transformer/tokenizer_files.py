@@ -100,24 +100,22 @@ def check_growth(path: Path, tokenizer: "Tokenizer") -> None:
     for names in (("normalizer", "pre_tokenizer"), ("decoder",)):
         most = floor = 1.0  # the most letters that any letter has become, and one that no step has inserted
         inserted: dict[str, float] = {}  # the same for the letters of inserted texts
-        for name in names:
-            part = getattr(tokenizer, name)
-            for step in [] if part is None else list_steps(json.loads(part.__getstate__())):
-                text = step.get("content", step.get("prepend")) if step["type"] in ("Replace", "Prepend") else None
-                matched = "" if text is None else step.get("pattern", {}).get("String", "")
-                before = max((inserted.get(letter, floor) for letter in matched), default=most)
-                after = before * measure_growth(step, text, matched)
-                most = max(most, after)
-                if most > MOST_LETTERS_OF_A_LETTER:
-                    raise BrokenFileError(
-                        f"{path}: {name} may make {most:,.0f} letters of one, with its step {step['type']} "
-                        f"{reprlib.repr(text or '')}; at most {MOST_LETTERS_OF_A_LETTER:,} are supported: shorten or "
-                        "remove the step"
-                    )
-                if text is None:  # it may turn an inserted letter into any other
-                    floor, inserted = most, {}
-                else:
-                    inserted |= {letter: max(inserted.get(letter, floor), after) for letter in text}
+        for name, step in list_steps(tokenizer, names):
+            text = step.get("content", step.get("prepend")) if step["type"] in ("Replace", "Prepend") else None
+            matched = "" if text is None else step.get("pattern", {}).get("String", "")
+            before = max((inserted.get(letter, floor) for letter in matched), default=most)
+            after = before * measure_growth(step, text, matched)
+            most = max(most, after)
+            if most > MOST_LETTERS_OF_A_LETTER:
+                raise BrokenFileError(
+                    f"{path}: {name} may make {most:,.0f} letters of one, with its step {step['type']} "
+                    f"{reprlib.repr(text or '')}; at most {MOST_LETTERS_OF_A_LETTER:,} are supported: shorten or "
+                    "remove the step"
+                )
+            if text is None:  # it may turn an inserted letter into any other
+                floor, inserted = most, {}
+            else:
+                inserted |= {letter: max(inserted.get(letter, floor), after) for letter in text}
 
 
 def measure_growth(step: dict[str, Any], text: str | None, matched: str) -> float:
@@ -133,14 +131,17 @@ def measure_growth(step: dict[str, Any], text: str | None, matched: str) -> floa
     return 2 if step["type"] in DOUBLING else 1
 
 
-def list_steps(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a part of a tokenizer, those of a sequence one by one."""
-    if part["type"] != "Sequence":
-        yield part
-    for steps in part.values() if part["type"] == "Sequence" else ():
-        if isinstance(steps, list):
-            for step in steps:
-                yield from list_steps(step)
+def list_steps(tokenizer: "Tokenizer", names: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the steps of these parts, each with the name of its part; those of a sequence one by one."""
+    for name in names:
+        part = getattr(tokenizer, name)
+        steps = [] if part is None else [json.loads(part.__getstate__())]
+        while steps:
+            step = steps.pop(0)
+            if step["type"] == "Sequence":
+                steps = [inner for value in step.values() if isinstance(value, list) for inner in value] + steps
+            else:
+                yield name, step
 
 
 @contextmanager

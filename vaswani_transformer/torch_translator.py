@@ -129,7 +129,7 @@ class TorchTranslator(Translator):
         device: None for a GPU if there is one.
         dtype: None for the saved one.
         revision: branch, tag or commit of the repository.
-        local_files_only: take only a folder, and do not use the network.
+        local_files_only: do not use the network; a repository must have been downloaded before.
         Raises InputError, BrokenFileError or UnavailableError naming the file that cannot be used, and why.
         """
         folder = ModelFolder(find_folder(folder_or_repo, revision, local_files_only))
@@ -196,47 +196,33 @@ class TorchTranslator(Translator):
         forced = run_batches(batches, force, "scoring" if progress else None)
         for i, log_probabilities in enumerate(forced):
             if not all(map(math.isfinite, log_probabilities)):
-                raise NotFiniteError(i, "target")
+                raise NotFiniteError(i, f"target {i + 1}")
         return [ForcedDecoding(*pair) for pair in zip(target_ids, forced, strict=True)]
 
-    def align(
-        self,
-        sources: str | Sequence[str],
-        targets: str | Sequence[str],
-        *,
-        batch_tokens: int = 8192,
-        target_language: str | None = None,
-        progress: bool = False,
-    ) -> list[Alignment]:
+    def align(self, sources: str | Sequence[str], targets: str | Sequence[str], **options: Any) -> list[Alignment]:
         """Align the words of given translations, as `find_hypotheses` aligns its own; no text is split.
 
+        options: those of `score`
         Returns for each pair and each word of `target.split()` the probabilities of the words of `source.split()`, best
         first. Raises InputError as `score` does.
         """
         sources, targets = as_texts(sources, "source"), as_texts(targets, "target")
-        heads = self._alignment_heads()
+        heads, parts = self._alignment_heads(), self.attend(sources, targets, **options)
         return [
             align_text(source, target, [part._replace(attention=attention_of_heads(part.attention, heads))])
-            for source, target, part in zip(
-                sources, targets, self.attend(sources, targets, batch_tokens, target_language, progress), strict=True
-            )
+            for source, target, part in zip(sources, targets, parts, strict=True)
         ]
 
     def choose_heads(
-        self,
-        sources: list[str],
-        targets: list[str],
-        references: list[Reference],
-        batch_tokens: int = 8192,
-        target_language: str | None = None,
-        progress: bool = False,
+        self, sources: list[str], targets: list[str], references: list[Reference], **options: Any
     ) -> HeadScores:
         """Choose the heads that align pairs most like the references, and use them for alignments from now on.
 
+        options: those of `score`
         `record_alignment_heads` writes them to the model's folder, and so does `model.save_pretrained`. Raises
         InputError as `score` does, and if the references have no links.
         """
-        parts = self.attend(sources, targets, batch_tokens, target_language, progress)
+        parts = self.attend(sources, targets, **options)
         found = choose_heads(
             (
                 word_probabilities(source, target, part._replace(attention=attention_by_step(part.attention)))
@@ -263,6 +249,7 @@ class TorchTranslator(Translator):
         self,
         sources: list[str],
         targets: list[str],
+        *,
         batch_tokens: int = 8192,
         target_language: str | None = None,
         progress: bool = False,

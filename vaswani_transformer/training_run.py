@@ -49,33 +49,27 @@ def read_run(run: Path) -> dict[str, Any]:
     return record
 
 
-def check_types(path: Path, fields: dict[str, Any], types: Mapping[str, type]) -> dict[str, Any]:
-    """Return the fields of a file. Raises BrokenFileError naming a field that is neither null nor of its type.
+def check_types(
+    place: object, fields: dict[str, Any], types: Mapping[str, type], required: bool = False
+) -> dict[str, Any]:
+    """Return the fields of a record. Raises BrokenFileError naming one that is not of its type.
 
+    place: where the record is, for the error
     types: the type by field; int and float stand for numbers between 0 and LARGEST_NUMBER
+    required: no field may be missing or null
     """
     for name, kind in types.items():
         value: Any = fields.get(name)
+        if value is None and not required:
+            continue
         if kind in (int, float):
-            is_number = isinstance(value, int | kind) and not isinstance(value, bool)
-            fits = is_number and 0 <= value <= LARGEST_NUMBER
+            fits = isinstance(value, int | float) and type(value) in (int, kind) and 0 <= value <= LARGEST_NUMBER
         else:
             fits = isinstance(value, kind)
-        if value is not None and not fits:
-            raise BrokenFileError(f"{path}: {name} is {reprlib.repr(value)}; it must be {TYPE_NAMES[kind]}")
+        if not fits:
+            found = reprlib.repr(value) if name in fields else "missing"
+            raise BrokenFileError(f"{place}: {name} is {found}; it must be {TYPE_NAMES[kind]}")
     return fields
-
-
-def check_numbers(place: object, record: dict[str, Any], *names: str, whole: bool = False) -> None:
-    """Raise BrokenFileError unless these entries of a record are finite numbers of at least 0.
-
-    place: where the record is, for the error;  whole: they must be integers
-    """
-    for name in names:
-        value: Any = record.get(name)
-        if type(value) not in ((int,) if whole else (int, float)) or not 0 <= value <= LARGEST_NUMBER:
-            found = reprlib.repr(value) if name in record else "missing"
-            raise BrokenFileError(f"{place}: {name} is {found}; it must be {TYPE_NAMES[int if whole else float]}")
 
 
 def list_checkpoints(root: Path) -> list[Path]:
@@ -133,15 +127,13 @@ def read_progress(run: Path) -> dict[str, Any]:
     """Return `step`, `tokens` and `seconds` of a run's model from its last checkpoint, else from the log, else {}."""
     folder, step = find_checkpoint(run)
     if folder is not None and (progress := read_state(run).get("progress")):
-        check_numbers(folder / STATE, progress, "step", whole=True)
-        check_numbers(folder / STATE, progress, "seconds", "cpu_seconds", *(["tokens"] if "tokens" in progress else []))
-        return progress
+        needed = {name: kind for name, kind in PROGRESS_TYPES.items() if name in progress or name != "tokens"}
+        return check_types(folder / STATE, progress, needed, required=True)
     records = read_metrics(run / METRICS) if (run / METRICS).is_file() else []
     for number, record in reversed([*enumerate(records, start=1)]):
         if {"step", "seconds", "tokens"} <= record.keys() and (step is None or record["step"] <= step):
-            measured = [name for name in ("seconds", "tokens", "cpu_seconds") if name in record]
-            check_numbers(f"{run / METRICS} line {number}", record, *measured)
-            return record
+            measured = {name: float for name in ("seconds", "tokens", "cpu_seconds") if name in record}
+            return check_types(f"{run / METRICS} line {number}", record, measured, required=True)
     return {}
 
 
@@ -169,8 +161,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             if number == len(lines):  # empty after a final newline, else incomplete
                 break
             raise BrokenFileError(f"{path} line {number} is not a record of training ({error!r})") from error
-        check_numbers(f"{path} line {number}", record, "step", whole=True)
-        records.append(record)
+        records.append(check_types(f"{path} line {number}", record, {"step": int}, required=True))
     return records
 
 
@@ -181,9 +172,9 @@ def read_curves(metrics: Path) -> dict[str, dict[int, float]]:
     """
     curves: dict[str, dict[int, float]] = {name: {} for name in CURVES}
     for number, record in enumerate(read_metrics(metrics), start=1):
+        check_types(f"{metrics} line {number}", record, dict.fromkeys(CURVES, float))
         for name in CURVES:
             if record.get(name) is not None:  # null for a loss that was not finite
-                check_numbers(f"{metrics} line {number}", record, name)
                 curves[name][record["step"]] = record[name]
     return curves
 

@@ -1,54 +1,53 @@
 """Translate a large file in parts, which survive an interruption.
 
-Part k is the translation of the k-th `part_lines` lines. It appears in OUTPUT.parts when it is complete. After an
+Part k is the translation of the k-th chunk of lines. It appears in OUTPUT.parts when it is complete. After an
 interruption, the same command translates the missing parts, and joins them all.
 """
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .atomic import atomic_file, lock, remove_stale
 from .errors import BrokenFileError, InputError, name_in_errors
 from .files import files_sha256, read_json_object, write_json
-from .lines import open_output, read_lines
+from .lines import open_output
 from .model_folder import MODEL_FILES
-from .translate_lines import LineTranslator, NumberedLines, split_into_chunks
 
 ABOUT = "about.json"  # what the parts are a translation of
 
+Item = TypeVar("Item")  # a chunk of lines
+
 
 def translate_file(
-    translator: LineTranslator,
-    source: Path,
+    translate: Callable[[Iterator[Item]], Generator[list[bytes]]],
+    chunks: Iterable[Item],
     output: Path,
-    part_lines: int,
     about: dict[str, Any],
-    read: Callable[[Path], Iterator[str]] = read_lines,
 ) -> None:
-    """Translate a file, or resume its translation.
+    """Translate the chunks of a file, or resume their translation.
 
-    about: what determines the translations, besides the text
-    read: how to read the lines of the source
+    translate: yields the lines of output of each chunk
+    about: what determines the translations: the text, its division into chunks, the model, settings
     Raises InputError if OUTPUT.parts holds parts of another translation, BrokenFileError if a part is truncated.
     """
     folder = output.with_name(f"{output.name}.parts")
-    with claim_parts(folder, about | {"chunk_lines": part_lines, "input": files_sha256(source)}):
-        parts: dict[Path, int] = {}  # and the lines that each has at least; with --n-best it has more
+    with claim_parts(folder, about):
+        parts: list[Path] = []
         missing: deque[Path] = deque()  # parts that are being translated
 
-        def read_missing() -> Iterator[NumberedLines]:
-            for lines, first in translator.number_chunks(split_into_chunks(read(source), part_lines)):
-                part = folder / f"part-{len(parts):07}"
-                parts[part] = sum(map(translator.count_lines, lines))
+        def read_missing() -> Iterator[Item]:
+            for number, chunk in enumerate(chunks):
+                part = folder / f"part-{number:07}"
+                parts.append(part)
                 if not part.is_file():
                     missing.append(part)
-                    yield lines, first
+                    yield chunk
 
-        with closing(translator.translate(read_missing(), look_ahead=True)) as translated:
+        with closing(translate(read_missing())) as translated:
             for lines in translated:
                 with atomic_file(missing.popleft()) as file:
                     file.writelines(lines)
@@ -92,12 +91,12 @@ def check_parts(folder: Path, about: dict[str, Any]) -> None:
             )
 
 
-def join_parts(parts: dict[Path, int], folder: Path, output: Path) -> None:
+def join_parts(parts: list[Path], folder: Path, output: Path) -> None:
     """Write the output and remove the parts."""
     with open_output(output) as out:
-        for part, lines in parts.items():
+        for part in parts:
             content = part.read_bytes()
-            if content.count(b"\n") < lines or not content.endswith(b"\n"):
+            if not content.endswith(b"\n"):
                 raise BrokenFileError(f"{part} is truncated; remove it and run the same command again")
             out.write(content)
     for path in (*parts, folder / ABOUT):

@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from .lines import remove_line_breaks
 from .translator import Hypothesis, MissingLanguageError, NotFiniteError, Translator, as_texts
 from .unwrap import Copied
 
-NumberedLines = tuple[list[str], int]  # and the number of the first line
+NumberedLines = tuple[list[str], list[int]]  # and the number of each line in the output
 
 
 @dataclass(frozen=True)
@@ -23,25 +23,25 @@ class Columns:
 
     numbers: the number of the line, in front.  scores: the score, in front of the translation
     alignments: the word alignment, behind it
-    keep_breaks: a line without other columns keeps the line breaks of its translation: code in a document
     """
 
     numbers: bool = False
     scores: bool = False
     alignments: bool = False
-    keep_breaks: bool = False
 
     @property
-    def breaks_lines(self) -> bool:
-        return self.keep_breaks and not (self.numbers or self.scores or self.alignments)
+    def are_none(self) -> bool:
+        """Whether the translation is alone; code in a document then keeps its line breaks."""
+        return not (self.numbers or self.scores or self.alignments)
 
-    def format(self, hypothesis: Hypothesis, number: int) -> bytes:
-        """Return the line of output for a translation.  number: of that line"""
-        if self.breaks_lines:
-            return f"{hypothesis.text}\n".encode()
+    def format(self, line: str, hypothesis: Hypothesis, number: int) -> bytes:
+        """Return the line of output for the translation of a line.  number: of the line of output"""
+        text = line if isinstance(line, Copied) else remove_line_breaks(hypothesis.text)
+        if self.are_none:
+            return f"{text}\n".encode()
         columns = [str(number)] if self.numbers else []
         columns += [f"{hypothesis.score:.6f}"] if self.scores else []
-        columns.append(remove_line_breaks(hypothesis.text).replace("\t", " "))
+        columns.append(remove_line_breaks(text).replace("\t", " "))
         if self.alignments:
             from .alignments import format_links
 
@@ -73,18 +73,13 @@ class LineTranslator:
 
         look_ahead: read a chunk before the previous one is yielded; False for text that is still being written
         """
-        pending: deque[tuple[list[str], list[int]]] = deque()  # the lines, and their numbers, of the chunks begun
+        pending: deque[NumberedLines] = deque()  # the chunks that have begun
         doubts: list[Doubt] = []
 
         def texts() -> Iterator[list[str]]:
-            for lines, first in chunks:
-                numbers = self._number_lines(lines, first)
+            for lines, numbers in chunks:
                 pending.append((lines, numbers))
-                yield [
-                    text
-                    for line, number in zip(lines, numbers, strict=True)
-                    for text in as_texts("" if isinstance(line, Copied) else line, "line", self.max_characters, number)
-                ]
+                yield [self._check(line, number) for line, number in zip(lines, numbers, strict=True)]
 
         try:
             options = {"look_ahead": look_ahead, "doubts": doubts, "alignments": self.columns.alignments}
@@ -94,32 +89,35 @@ class LineTranslator:
                     self._report(doubts, numbers)
                     doubts.clear()
                     yield [
-                        self.columns.format(replace(each, text=line) if isinstance(line, Copied) else each, number)
+                        self.columns.format(line, each, number)
                         for line, number, hypotheses in zip(lines, numbers, translations, strict=True)
                         for each in hypotheses
                     ]
         except NotFiniteError as error:
-            raise NotFiniteError(
-                0, "line", pending[0][1][error.index]
-            ) from None  # found at the end of the oldest chunk
+            number = pending[0][1][error.index]  # found at the end of the oldest chunk
+            raise NotFiniteError(error.index, f"line {number}") from None
         except MissingLanguageError as error:
             number = pending[-1][1][error.index]  # found at the beginning of the newest chunk
-            raise MissingLanguageError(0, "line", error.reason, number) from None
+            raise MissingLanguageError(error.index, f"line {number}", error.reason) from None
+
+    def _check(self, line: str, number: int) -> str:
+        """Return what is translated of a line. Raises InputError."""
+        if isinstance(line, Copied):
+            return ""
+        if self.max_characters is not None and len(line) > self.max_characters:
+            raise InputError(
+                f"line {number} has {len(line):,} characters; --max-characters is {self.max_characters:,}: split the "
+                "line or raise the limit"
+            )
+        return as_texts(line, "line", number)[0]
 
     def number_chunks(self, chunks: Iterable[list[str]]) -> Iterator[NumberedLines]:
-        """Yield chunks of lines, each with the number of its first line in the output."""
+        """Yield chunks of lines with their numbers, from 1; a line of code has line breaks in the output, too."""
         first = 1
         for lines in chunks:
-            yield lines, first
-            first += sum(map(self.count_lines, lines))
-
-    def _number_lines(self, lines: list[str], first: int) -> list[int]:
-        """Return the number of each line in the output."""
-        return list(accumulate(map(self.count_lines, lines[:-1]), initial=first))
-
-    def count_lines(self, line: str) -> int:
-        """Return the number of lines of output for the best translation of a line."""
-        return 1 + line.count("\n") if self.columns.breaks_lines else 1
+            lengths = (1 + line.count("\n") if self.columns.are_none else 1 for line in lines)
+            *numbers, first = accumulate(lengths, initial=first)
+            yield lines, numbers
 
     def _report(self, doubts: list[Doubt], numbers: list[int]) -> None:
         self.counts.update(doubt.reason.split(" has ")[0] for doubt in doubts)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # imported where they are used: either backend works without 
     from .torch_translator import TorchTranslator
 
 BACKENDS = ("torch", "onnx")
-LARGEST_COUNT = 1_000_000_000  # of batch_tokens and max_characters
+LARGEST_COUNT = 1_000_000_000  # of batch_tokens
 MOST_WORKERS = 1024
 # On a CPU, texts are divided into this many batches, unless these would have fewer tokens times beams.
 DIVISIONS, SMALLEST_DIVISION = 32, 2048
@@ -85,22 +85,22 @@ class Hypothesis:
 class NotFiniteError(BrokenFileError):
     """The model's log-probabilities of a text are NaN or infinite, so that no translation has a score.
 
-    index: of the text, from 0.  kind, first: see `as_texts`
+    index: of the text, from 0.  place: what errors call the text
     """
 
-    def __init__(self, index: int, kind: str, first: int = 1):
+    def __init__(self, index: int, place: str):
         super().__init__(
-            f"{kind} {first + index}: the model's log-probabilities are NaN or infinite, as in float16 when values "
-            "exceed 65,504; use float32 or bfloat16, or another checkpoint"
+            f"{place}: the model's log-probabilities are NaN or infinite, as in float16 when values exceed 65,504; use "
+            "float32 or bfloat16, or another checkpoint"
         )
         self.index = index
 
 
 class MissingLanguageError(InputError):
-    """A text has no language token, and the model needs one. index, kind, first: as above"""
+    """A text has no language token, and the model needs one. index, place: as above"""
 
-    def __init__(self, index: int, kind: str, reason: str, first: int = 1):
-        super().__init__(f"{kind} {first + index} has {reason}")
+    def __init__(self, index: int, place: str, reason: str):
+        super().__init__(f"{place} has {reason}")
         self.index, self.reason = index, reason
 
 
@@ -243,7 +243,7 @@ class Translator(ABC):
         for index, text in enumerate(texts):
             begins = self.languages.begins(text) or not text.strip()
             if prefix is None and not begins:
-                raise MissingLanguageError(index, kind, self.languages.missing())
+                raise MissingLanguageError(index, f"{kind} {index + 1}", self.languages.missing())
             added.append(text if begins else f"{prefix}{text}")
         return added
 
@@ -320,23 +320,15 @@ class Translator(ABC):
         """
         own = {field.name: options.pop(field.name) for field in fields(TranslationOptions) if field.name in options}
         settings = self.change_search(**options)
-        cores = self.count_cores()
         with as_input_errors():
             how = TranslationOptions(**own)
             limit = source_limit(how.max_source_length, self.trained_length, self.positions, how.split_sentences)
             self.languages.prefix(how.target_language)  # raises ValueError for an unknown language
-        cut = (limit, self._encode, how.split_sentences, self.clean, self.languages, how.target_language)
+        cores = self.count_cores()
 
         def begin(texts: str | Sequence[str]) -> Chunk:
-            texts, parts = as_texts(texts, "text"), list[tuple[int, Piece]]()
-            with show_progress(how.progress, "splitting") as advance:
-                for number, text in enumerate(texts):
-                    try:
-                        for piece in split_text(text, *cut):
-                            parts.append((number, piece))
-                            advance(1)
-                    except MissingLanguage as error:
-                        raise MissingLanguageError(number, "text", str(error)) from None
+            texts = as_texts(texts, "text")
+            parts = self._split(texts, limit, how)
             sources = [i for i, (_, piece) in enumerate(parts) if piece.ids]
             shortest = self.target_vocabulary // LOGITS_PER_TOKEN
             lengths = [max(len(parts[i][1].ids), shortest) * settings.num_beams for i in sources]
@@ -344,29 +336,46 @@ class Translator(ABC):
             batches = [[sources[i] for i in batch] for batch in batches_by_length(lengths, largest)]
             return Chunk(texts, parts, batches, pool.start([[parts[i][1].ids for i in batch] for batch in batches]))
 
-        def finish(chunk: Chunk) -> list[list[Hypothesis]]:
-            found: list[list[Hypothesis]] = [[] for _ in chunk.parts]
-            with show_progress(how.progress, "translating", sum(map(len, chunk.batches))) as advance:
-                for batch, of_batch in zip(chunk.batches, chunk.searched, strict=True):
-                    for i, hypotheses in zip(batch, self._hypotheses(of_batch), strict=True):
-                        if not hypotheses or not all(math.isfinite(hypothesis.score) for hypothesis in hypotheses):
-                            raise NotFiniteError(chunk.parts[i][0], "text")
-                        found[i] = hypotheses
-                    advance(len(batch))
-
-            translations: list[list[Hypothesis]] = [[] for _ in chunk.texts]
-            for (number, piece), hypotheses in zip(chunk.parts, found, strict=True):
-                translations[number] = join_hypotheses(translations[number], piece.copied, hypotheses)
-                if how.doubts is not None and piece.ids:
-                    best = hypotheses[0]
-                    reasons = find_reasons(piece.ids, best.tokens, piece.text, best.text, piece.is_cut, how.warn_ratio)
-                    how.doubts.extend(Doubt(number, reason, piece.text, best.text) for reason in reasons)
-            return self._align(chunk, found, translations) if how.alignments else translations
-
         count = 1 if how.one_thread else how.workers or cores or 1
         with Workers(partial(self._open_search, settings, how.alignments), count, how.one_thread) as pool:
             begun = map(begin, chunks)
-            yield from map(finish, take_ahead(begun) if look_ahead else begun)
+            for chunk in take_ahead(begun) if look_ahead else begun:
+                yield self._finish(chunk, how)
+
+    def _split(self, texts: list[str], limit: int, how: TranslationOptions) -> list[tuple[int, Piece]]:
+        """Return the parts of texts, of at most `limit` tokens, each with the index of its text."""
+        cut = (limit, self._encode, how.split_sentences, self.clean, self.languages, how.target_language)
+        parts: list[tuple[int, Piece]] = []
+        with show_progress(how.progress, "splitting") as advance:
+            for number, text in enumerate(texts):
+                try:
+                    for piece in split_text(text, *cut):
+                        parts.append((number, piece))
+                        advance(1)
+                except MissingLanguage as error:
+                    raise MissingLanguageError(number, f"text {number + 1}", str(error)) from None
+        return parts
+
+    def _finish(self, chunk: Chunk, how: TranslationOptions) -> list[list[Hypothesis]]:
+        """Wait for the search of a chunk, and return the hypotheses of each of its texts."""
+        found: list[list[Hypothesis]] = [[] for _ in chunk.parts]
+        with show_progress(how.progress, "translating", sum(map(len, chunk.batches))) as advance:
+            for batch, of_batch in zip(chunk.batches, chunk.searched, strict=True):
+                for i, hypotheses in zip(batch, self._hypotheses(of_batch), strict=True):
+                    if not hypotheses or not all(math.isfinite(hypothesis.score) for hypothesis in hypotheses):
+                        number = chunk.parts[i][0]
+                        raise NotFiniteError(number, f"text {number + 1}")
+                    found[i] = hypotheses
+                advance(len(batch))
+
+        translations: list[list[Hypothesis]] = [[] for _ in chunk.texts]
+        for (number, piece), hypotheses in zip(chunk.parts, found, strict=True):
+            translations[number] = join_hypotheses(translations[number], piece.copied, hypotheses)
+            if how.doubts is not None and piece.ids:
+                best = hypotheses[0]
+                reasons = find_reasons(piece.ids, best.tokens, piece.text, best.text, piece.is_cut, how.warn_ratio)
+                how.doubts.extend(Doubt(number, reason, piece.text, best.text) for reason in reasons)
+        return self._align(chunk, found, translations) if how.alignments else translations
 
     def _align(
         self, chunk: Chunk, found: list[list[Hypothesis]], translations: list[list[Hypothesis]]
@@ -443,25 +452,15 @@ def join_hypotheses(first: list[Hypothesis], copied: str, second: list[Hypothesi
     return [Hypothesis(join_texts(a.text, copied, b.text), a.score + b.score, a.tokens + b.tokens) for a, b in pairs]
 
 
-def as_texts(
-    texts: str | Sequence[str], kind: str, max_characters: int | None = None, first_number: int = 1
-) -> list[str]:
-    """Return the texts as a list. Raises InputError naming the first that is too long, not a str or invalid Unicode.
+def as_texts(texts: str | Sequence[str], kind: str, first_number: int = 1) -> list[str]:
+    """Return the texts as a list. Raises InputError naming the first that is not a str or cannot be translated.
 
-    max_characters: of a text; a sentence has a limit of its own.  first_number: number of the first text in errors
+    first_number: number of the first text in errors
     """
-    with as_input_errors():
-        if max_characters is not None:
-            check_number("max_characters", max_characters, 1, LARGEST_COUNT)
     texts = [texts] if isinstance(texts, str) else list(texts)
     for number, text in enumerate(texts, start=first_number):
         if not isinstance(text, str):
             raise InputError(f"{kind} {number} is a {type(text).__name__}, not a str")
-        if max_characters is not None and len(text) > max_characters:
-            raise InputError(
-                f"{kind} {number} has {len(text):,} characters; max_characters is {max_characters:,}: split the "
-                "text or raise the limit"
-            )
         check_unicode(text, f"{kind} {number}")
         try:
             check_sentences(text)

@@ -249,14 +249,13 @@ def join_paragraphs(block: list[str], width: int) -> Iterator[str]:
     for line, is_code in zip(block, find_code(block), strict=True):
         quote = QUOTE.match(line)[0]  # pyright: ignore[reportOptionalSubscript]
         text = line[len(quote) :]
+        is_item = NEW_LINE.match(text) or (are_timed and TIME.match(text))
+        is_other_quote = quote.count(">") > 2 or quote.split() != quote_before.split()  # >>> is also Python's prompt
         is_indented = indentation(text) != indentation(before) and not NEW_LINE.match(before)
-        begins = is_code or NEW_LINE.match(text) or (is_indented and has_room(quote_before + before, text, width))
-        begins = begins or (are_timed and TIME.match(text))
-        begins = begins or quote.count(">") > 2 or quote.split() != quote_before.split()  # >>> is also Python's prompt
+        is_below_short = is_short(before, width) and not text.lstrip()[:1].islower()
+        had_room = has_room(quote_before + before, text, width)
+        begins = is_code or is_item or is_other_quote or (had_room and (is_indented or is_below_short))
         end = "  " if line.endswith("  ") else ""
-        begins = begins or (
-            is_short(before, width) and not text.lstrip()[:1].islower() and has_room(before, text, width)
-        )
         if paragraph and not (begins or LINE_BREAK.search(paragraph)):
             paragraph = join_wrapped(paragraph, text.strip()) + end
         else:

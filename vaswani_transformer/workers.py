@@ -38,7 +38,7 @@ class BatchSearch(ABC):
 class Workers:
     """Runs searches of batches, on several threads if there are several batches; its threads end with the `with` block.
 
-    >>> with Workers(translator.open_search, 2) as workers:
+    >>> with Workers(partial(translator._open_search, settings, False), 2) as workers:
     ...     for found in workers.start(batches): ...
     """
 

@@ -27,10 +27,12 @@ from ray.exceptions import RayTaskError
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
+from vaswani_transformer.files import files_sha256
 from vaswani_transformer.hub_files import check_folder, is_repository
 from vaswani_transformer.lines import check_file, read_lines, remove_line_breaks
 from vaswani_transformer.options import TargetLanguage
 from vaswani_transformer.translate_file import model_sha256, translate_file
+from vaswani_transformer.translate_lines import split_into_chunks
 from vaswani_transformer.translator import as_texts
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -89,7 +91,7 @@ def translate(
     def translate_chunks(chunks: Iterable[tuple[list[str], int]]) -> Generator[list[bytes]]:
         running: deque[ray.ObjectRef] = deque()
         for lines, first in chunks:
-            running.append(task.remote(model, options, search, as_texts(lines, "line", None, first)))
+            running.append(task.remote(model, options, search, as_texts(lines, "line", first)))
             while len(running) > PARTS_AHEAD * count_tasks(cpus, gpus):
                 yield wait_for(running.popleft())
         while running:
@@ -98,8 +100,10 @@ def translate(
     def read(path: Path) -> Iterator[str]:
         return read_column(path, column) if path.suffix == ".parquet" else read_lines(path)
 
-    about = {"model": identity, "column": column, **options, **search}
-    translate_file(translate_chunks, input, output, chunk_lines, about, read)
+    about = {"model": identity, "input": files_sha256(input), "chunk_lines": chunk_lines, "column": column}
+    chunks = enumerate(split_into_chunks(read(input), chunk_lines))
+    numbered = ((lines, 1 + index * chunk_lines) for index, lines in chunks)
+    translate_file(translate_chunks, numbered, output, about | options | search)
 
 
 def wait_for(found: ray.ObjectRef) -> list[bytes]:
