@@ -59,7 +59,8 @@ def train(recipe: Recipe, change: Callable[[Any], None] | None = None) -> None:
             stack.callback(torch.use_deterministic_algorithms, False)
         saved = {} if settings.run.overwrite else recorded_choices(output / "checkpoints")
         trackers = settings.run.trackers
-        accelerator = machine.make_accelerator(settings.hardware.mixed_precision, trackers, output, saved)
+        with default_signal_handlers():  # torch waits for other processes in C++, where Python handles no signal
+            accelerator = machine.make_accelerator(settings.hardware.mixed_precision, trackers, output, saved)
         reporter = Reporter(accelerator.is_main_process, settings.run.keep_going)
         if warning := untried_versions_warning():
             reporter.say(warning)
