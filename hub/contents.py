@@ -11,6 +11,7 @@ import json
 import re
 import reprlib
 import shutil
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from os.path import lexists
@@ -161,9 +162,17 @@ def collect_weights(folder: Path, weights: Sequence[StoredFile]) -> Files:
 
 
 def read_tensor_names(path: Path) -> dict[str, int]:
-    """Return the names and sizes in bytes of a safetensors file's tensors. Raises InputError for other entries."""
+    """Return the names and sizes in bytes of a safetensors file's tensors. Raises InputError for further entries."""
+
+    def refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        # safetensors and Python read the last of two entries with one name; the first would be published unread.
+        if repeated := [name for name, number in Counter(name for name, _ in pairs).items() if number > 1]:
+            raise InputError(f"{path}: its header has the entry {repeated[0]!r} twice; save the weights again")
+        return dict(pairs)
+
     with name_in_errors(path), path.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        content = file.read(int.from_bytes(file.read(8), "little"))
+    header = json.loads(content, object_pairs_hook=refuse_repeated)
     metadata = header.pop("__metadata__", None) or {}
     for entries, known in ((metadata, {"format"}), *((entry, TENSOR_ENTRIES) for entry in header.values())):
         if unknown := sorted(entries.keys() - known):
@@ -286,10 +295,11 @@ def collect_graph(path: Path, folder: ModelFolder) -> Files:
     is_clean = model.ByteSize() == len(content)
     stored = StoredFile(path, len(content), hashlib.sha256(content).hexdigest())
     files: Files = {path.name: stored if is_clean else model.SerializeToString()}
-    for name in sorted(find_weights_of_graph(model)):
+    for name, tensors in sorted(find_weights_of_graph(model).items()):
         if "/" in name or not name.endswith((".onnx_data", ".onnx.data")) or not (path.parent / name).is_file():
             raise BrokenFileError(f"{path}: its weights are in {name!r}; they must be in NAME.onnx.data beside it")
         files[name] = StoredFile.of(path.parent / name)
+        refuse_unused_bytes(path.parent / name, tensors)
     return files
 
 
@@ -306,15 +316,43 @@ def remove_descriptions(message: Any) -> Iterator[str]:
             yield from (value.decode(errors="replace") for value in values if isinstance(value, bytes))
 
 
-def find_weights_of_graph(message: Any) -> set[str]:
-    """Return the names of the files that hold tensors of a message of ONNX."""
-    found = set()
+def find_weights_of_graph(message: Any) -> dict[str, list[dict[str, str]]]:
+    """Return the files that hold tensors of a message of ONNX, and what it says of each tensor: offset and length."""
+    found: dict[str, list[dict[str, str]]] = {}
     for field, values in list_fields(message):
         if field.name == "external_data":
-            found |= {entry.value for entry in values if entry.key == "location"}
+            entries = {entry.key: entry.value for entry in values}
+            found.setdefault(entries.get("location", ""), []).append(entries)
         elif field.message_type is not None:
-            found |= {name for part in values for name in find_weights_of_graph(part)}
+            for part in values:
+                for name, tensors in find_weights_of_graph(part).items():
+                    found.setdefault(name, []).extend(tensors)
     return found
+
+
+def refuse_unused_bytes(path: Path, tensors: Sequence[dict[str, str]]) -> None:
+    """Raise InputError if a file of weights has bytes, except zeros for alignment, that belong to none of the tensors.
+
+    Raises BrokenFileError if an offset or a length is not a number.
+    """
+    size = path.stat().st_size
+    try:
+        begins = [int(tensor.get("offset", 0)) for tensor in tensors]
+        lengths = [int(tensor.get("length", size - begin)) for tensor, begin in zip(tensors, begins, strict=True)]
+    except ValueError as error:
+        raise BrokenFileError(f"{path}: its graph has a tensor with a wrong place ({error}); export it again") from None
+    end = 0
+    with name_in_errors(path), path.open("rb") as file:
+        for begin, length in sorted([*zip(begins, lengths, strict=True), (size, 0)]):
+            file.seek(end)
+            while end < begin and (block := file.read(min(begin - end, 1 << 20))):
+                if block.count(0) < len(block):
+                    raise InputError(
+                        f"{path} has bytes from {end:,} on that no tensor of its graph uses and that would be "
+                        "published; export the model again"
+                    )
+                end += len(block)
+            end = max(end, begin + length)
 
 
 def list_fields(message: Any) -> Iterator[tuple[Any, Sequence[Any]]]:

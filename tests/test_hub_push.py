@@ -482,6 +482,13 @@ def test_notes_in_the_header_of_the_weights_are_refused(folder, refused):
     assert "its format is 'ann'; it must be 'pt'" in refusal(refused, folder, REPO)
     save_file(load_file(weights), weights, {"format": "pt"})  # as the error says
     assert names(written(folder)) == FILES
+    raw = weights.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    tensor = next(name for name in json.loads(raw[8 : 8 + size]) if name != "__metadata__")
+    note = f'"{tensor}": {{"dtype": "F32", "shape": [1], "data_offsets": [0, 4], "author": "ann"}}, '.encode()
+    header = b"{" + note + raw[9 : 8 + size]
+    weights.write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + size :])
+    assert f"{weights}: its header has the entry '{tensor}' twice" in refusal(refused, folder, REPO)
 
 
 def test_notes_in_the_index_of_the_weights_are_not_published(folder, refused):
@@ -575,6 +582,26 @@ def test_only_files_that_a_graph_names_are_published_beside_it(folder, tmp_path,
     assert "model.onnx: its weights are in 'model.onnx.data'; they must be" in error
     (exported / "model.onnx").write_text("no graph")
     assert "model.onnx is not an ONNX file" in refused(main, ["push", folder, REPO, "--onnx", exported], 3)
+
+
+def test_bytes_of_a_file_of_weights_that_no_tensor_uses_are_not_published(folder, tmp_path, refused):
+    exported, with_data = export(folder, tmp_path / "exported"), graph("a graph")
+    convert_model_to_external_data(with_data, location="model.onnx.data", size_threshold=0)
+    onnx.save(with_data, exported / "model.onnx")
+    data = exported / "model.onnx.data"
+    weights = data.read_bytes()
+    data.write_bytes(weights + bytes(4096))  # exporters align tensors with zeros
+    assert (written(folder, "--onnx", exported) / "onnx/model.onnx.data").read_bytes() == data.read_bytes()
+    data.write_bytes(weights + bytes(5000) + b"a note")
+    error = refusal(refused, folder, REPO, "--onnx", exported)
+    assert f"{data} has bytes from {len(weights):,} on that no tensor of its graph uses" in error
+    data.write_bytes(b"a note" + weights)
+    moved = onnx.load(exported / "model.onnx", load_external_data=False)
+    for entry in (entry for tensor in moved.graph.initializer for entry in tensor.external_data):
+        if entry.key == "offset":
+            entry.value = str(int(entry.value) + len("a note"))
+    (exported / "model.onnx").write_bytes(moved.SerializeToString())
+    assert "has bytes from 0 on that no" in refusal(refused, folder, REPO, "--onnx", exported)
 
 
 def test_weights_that_change_during_the_push_are_refused(hub, folder, tmp_path):
