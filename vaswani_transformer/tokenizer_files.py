@@ -2,11 +2,15 @@
 
 import base64
 import json
+import math
 import os
+import re
 import reprlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from re import _constants as re_constants  # pyright: ignore[reportAttributeAccessIssue]  (sre_parse until 3.10)
+from re import _parser as re_parser  # pyright: ignore[reportAttributeAccessIssue]
 from typing import TYPE_CHECKING, Any
 
 from .errors import BrokenFileError, InputError, one_line
@@ -23,6 +27,10 @@ MOST_LETTERS_OF_A_LETTER = 10_000  # by all steps of a tokenizer; SentencePiece'
 # Steps of tokenizers that may double each letter, besides those with a text to insert. A second ByteLevel encodes what
 # the first has made; the others insert a space everywhere if the text that they replace is empty.
 DOUBLING = ("ByteLevel", "BPEDecoder", "CTC")
+# What a regular expression may try at each letter of a text: optional parts and alternatives in a row, and repetitions
+# without an end. GPT-4's pattern has 2 of the latter, with which 300 spaces take 0.2 s at worst; with 3 they take 10 s.
+MOST_CHOICES, MOST_REPETITIONS = 10, 2
+SHORT_REPETITION = 10  # times; counts as a choice
 # Entries of tokenizer_config.json that are read and published. Others name files or code, or add tokens that
 # tokenizer.json and the model do not have.
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -61,6 +69,7 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
     with tokenizer_errors(path):
         tokenizer = Tokenizer.from_file(str(path))
         check_growth(path, tokenizer)
+        check_patterns(path, tokenizer)
         control = {settings.get(name) for name in SPECIAL_TOKENS}
         if any(t.special and t.content not in control for t in tokenizer.get_added_tokens_decoder().values()):
             content = json.loads(tokenizer.to_str())
@@ -131,6 +140,68 @@ def measure_growth(step: dict[str, Any], text: str | None, matched: str) -> floa
         charsmap = base64.b64decode(step["precompiled_charsmap"])
         return max(map(len, charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")), default=1)
     return 2 if step["type"] in DOUBLING else 1
+
+
+def check_patterns(path: Path, tokenizer: "Tokenizer") -> None:
+    """Raise BrokenFileError naming a regular expression that a short text may keep busy for minutes.
+
+    The library ends a search after ten million steps, but begins another one at the next letter.
+    """
+    for name in ("normalizer", "pre_tokenizer", "decoder"):
+        part = getattr(tokenizer, name)
+        for step in [] if part is None else list_steps(json.loads(part.__getstate__())):
+            pattern = step["pattern"].get("Regex") if isinstance(step.get("pattern"), dict) else None
+            if pattern is not None and is_slow(pattern):
+                raise BrokenFileError(
+                    f"{path}: {name} has the pattern {reprlib.repr(pattern)}, which may take minutes for a short text; "
+                    "write it without repetitions and alternatives inside repetitions, and with at most "
+                    f"{MOST_REPETITIONS} repetitions in a row"
+                )
+
+
+def is_slow(pattern: str) -> bool:
+    """Return whether a regular expression of the tokenizers library may backtrack for long.
+
+    Python parses it, with `\\w` for sets and for what Python does not know, which do not decide how often a part is
+    tried.
+    """
+    simple = re.sub(r"\\(?:[pPx]\{[^}]*\}|[^\W_abBdDfgnrsStvwWA]|(.))", lambda m: m[0] if m[1] else r"\w", pattern)
+    outer = ""
+    while outer != simple:  # sets may hold sets
+        outer, simple = simple, re.sub(r"(\\.)|\[(?:\\.|[^\[\]\\])*\]", lambda m: m[1] or r"\w", simple)
+    try:
+        choices, repetitions = count_attempts(re_parser.parse(simple))
+    except (re.error, OverflowError, RecursionError):
+        return True
+    return choices > MOST_CHOICES or repetitions > MOST_REPETITIONS
+
+
+def count_attempts(parts: Any) -> tuple[float, float]:
+    """Return how many choices and endless repetitions a parsed expression has in a row, infinite for nested ones."""
+    choices = repetitions = 0.0
+    for kind, content in parts:
+        inner = [count_attempts(part) for part in find_parts(content)]
+        most_choices, most_repetitions = (max((counts[n] for counts in inner), default=0) for n in (0, 1))
+        choices, repetitions = choices + most_choices, repetitions + most_repetitions
+        choices += kind is re_constants.BRANCH
+        if kind in (re_constants.MAX_REPEAT, re_constants.MIN_REPEAT, re_constants.POSSESSIVE_REPEAT):
+            least, most, _ = content
+            if most > 1 and (most_choices or most_repetitions):
+                return math.inf, math.inf
+            if most > SHORT_REPETITION and least != most:
+                repetitions += 1
+            elif least != most:
+                choices += 1
+    return choices, repetitions
+
+
+def find_parts(content: Any) -> Iterator[Any]:
+    """Yield the expressions in the content of a parsed part."""
+    if isinstance(content, re_parser.SubPattern):
+        yield content
+    elif isinstance(content, tuple | list):
+        for item in content:
+            yield from find_parts(item)
 
 
 def list_steps(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
