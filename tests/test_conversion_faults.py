@@ -334,6 +334,16 @@ def test_endless_yaml_stays_a_short_message(tmp_path: Path, refused, copy_of):
     assert "encoder.type is " in message and len(message) < 5000
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000, "- a\n", "a: &a 0\nb: *a\n", "a", ""])
+def test_a_vocabulary_in_yaml_is_a_flat_mapping(tmp_path: Path, refused, copy_of, text):
+    """PyYAML's loader in C overflows the stack on deeply nested lists, which no exception reports."""
+    folder = copy_of("marian")
+    (folder / "vocab.yml").write_text(text)
+    assert re.search(
+        r"vocab.yml.* mapping of token: id; copy it again", refusal(refused, folder, tmp_path / "out", code=3)
+    )
+
+
 # ---- options -----------------------------------------------------------------------------------------------------
 
 
