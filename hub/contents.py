@@ -97,7 +97,7 @@ SECRETS = re.compile(
 ESCAPED = re.compile(rb"\\(?:[bfnrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})|\s+", re.IGNORECASE)
 # Entries of JSON files that are published. Others could name code, which transformers runs with trust_remote_code, or
 # files. The entries by which transformers finds our own code are added.
-CONFIG_ENTRIES = frozenset(VaswaniTransformerConfig().to_dict()) - {"auto_map", "custom_pipelines", "_name_or_path"}
+CONFIG_ENTRIES = {"model_type", "transformers_version"}  # besides the fields of the configuration class
 GENERATION_ENTRIES = frozenset(GenerationConfig().to_dict()) | {"extra_length", "max_source_length", "alignment_heads"}
 TENSOR_ENTRIES = {"dtype", "shape", "data_offsets"}  # of a safetensors file's header
 # Fields of config.json that may differ between a model and its export.
@@ -122,7 +122,7 @@ def collect_model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, 
     weights_sha256 = combine_sha256(file.sha256 for file in weights)
     translator = TorchTranslator.from_pretrained(folder, device="cpu")
 
-    files: Files = {"config.json": encode_json(make_config_for_the_hub(folder))}
+    files: Files = {"config.json": encode_json(make_config_for_the_hub(folder, translator))}
     generation = folder / "generation_config.json"
     written = translator.model.generation_config.to_json_string().encode()
     files[generation.name] = select_entries(generation, GENERATION_ENTRIES) if lexists(generation) else written
@@ -199,13 +199,25 @@ def parse_exports(options: Sequence[str]) -> dict[str | None, Path]:
     return exports
 
 
-def make_config_for_the_hub(folder: Path) -> dict[str, Any]:
+def make_config_for_the_hub(folder: Path, model: TorchTranslator) -> dict[str, Any]:
     """Return config.json with the entries by which transformers finds the code without this package."""
-    config = read_json_object(folder / "config.json")
-    return {name: config[name] for name in config if name in CONFIG_ENTRIES} | {
-        "architectures": ["VaswaniTransformerForConditionalGeneration"],
+    return read_fields(folder) | {
         "auto_map": AUTO_MAP,
         "custom_pipelines": CUSTOM_PIPELINES,
+        "dtype": str(model.model.dtype).removeprefix("torch."),
+    }
+
+
+def read_fields(folder: Path) -> dict[str, Any]:
+    """Return config.json with the fields that the model was checked with, under their own names, and no others.
+
+    transformers would also apply `return_dict` or a `dtype` of a stranger's file.
+    """
+    content, config = read_json_object(folder / "config.json"), load_config(folder).to_dict()
+    return {
+        **{name: config[name] for name in VaswaniTransformerConfig.__annotations__},
+        **{name: content[name] for name in content.keys() & CONFIG_ENTRIES},
+        "architectures": ["VaswaniTransformerForConditionalGeneration"],
     }
 
 
@@ -249,10 +261,10 @@ def collect_onnx_files(folder: Path, weights_sha256: str, onnx: Path) -> Files:
         files |= collect_graph(graph, ModelFolder(onnx if lexists(onnx / "config.json") else folder))
         if not is_recorded:
             load_session(graph, "cpu", threads=None)  # raises an error if ONNX Runtime cannot
-    settings = {"config.json": CONFIG_ENTRIES, "generation_config.json": GENERATION_ENTRIES}
-    files |= {
-        name: select_entries(onnx / name, published) for name, published in settings.items() if lexists(onnx / name)
-    }
+    if lexists(onnx / "config.json"):
+        files["config.json"] = encode_json(read_fields(onnx))
+    if lexists(onnx / "generation_config.json"):
+        files["generation_config.json"] = select_entries(onnx / "generation_config.json", GENERATION_ENTRIES)
     files |= collect_record(onnx, files) | collect_tokenizer_files(onnx)
     return {f"{ONNX}/{name}": file for name, file in files.items()}
 

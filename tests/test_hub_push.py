@@ -160,6 +160,17 @@ def test_the_configuration_names_every_class_and_nothing_else_changes(folder):
     assert not hasattr(AutoConfig.from_pretrained(out), "custom_pipelines")  # the package has its own
 
 
+def test_a_published_configuration_has_the_fields_that_were_checked_and_no_others(folder):
+    """transformers applies all of them: `return_dict` changes what the model returns, and `dtype` cannot be read."""
+    config = folder / "config.json"
+    before = json.loads(config.read_text())
+    foreign = {"return_dict": False, "output_attentions": True, "dtype": "a stranger's", "id2label": {"0": "a note"}}
+    renamed = {"hidden_size": before["d_model"]} | {name: before[name] for name in before if name != "d_model"}
+    config.write_text(json.dumps(renamed | foreign))  # transformers takes both names of this size
+    expected = before | {"dtype": "float32"}
+    assert json.loads((written(folder) / "config.json").read_text()) == expected
+
+
 def test_a_pushed_folder_can_be_pushed_again(folder):
     one = written(folder)
     two = written(one)
