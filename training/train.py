@@ -13,6 +13,7 @@ from accelerate.utils import TorchDynamoPlugin, broadcast_object_list
 from transformers.utils import logging as transformers_logging
 
 from vaswani_transformer.files import write_json
+from vaswani_transformer.hub_files import find_folder
 from vaswani_transformer.training_run import RECORD
 from vaswani_transformer.tried_versions import untried_versions_warning
 
@@ -50,6 +51,8 @@ def train(recipe: Recipe, change: Callable[[Any], None] | None = None) -> None:
     began, settings, record = time.perf_counter(), recipe.settings(), describe_run(recipe)
     output = Path(settings.run.output_dir)
     check_model_fields(settings.model)
+    if settings.model.initial_weights is not None:  # once: a repository or `checkpoints/best` may move meanwhile
+        settings.model.initial_weights = str(find_folder(settings.model.initial_weights))
     transformers_logging.disable_progress_bar()  # the reporter shows one
     shard_weights = fsdp.pop_request()
     signals = Signals()
