@@ -401,13 +401,13 @@ def test_a_non_empty_folder_is_not_overwritten(folder, refused):
      "-----BEGIN OPENSSH PRIVATE KEY-----"],
 )  # fmt: skip
 def test_a_file_with_a_secret_is_refused(folder, refused, secret):
-    change_json(folder / "config.json", id2label={"0": secret})
+    change_json(folder / "config.json", transformers_version=secret)
     error = refusal(refused, folder, REPO)
     assert "config.json contains an access token" in error and secret not in error
 
 
 def test_a_secret_on_a_line_of_its_own_is_refused(folder, refused):
-    change_json(folder / "config.json", id2label={"0": f"token:\n{WRITE_TOKEN}"})
+    change_json(folder / "config.json", transformers_version=f"token:\n{WRITE_TOKEN}")
     assert "config.json contains an access token" in refusal(refused, folder, REPO)
 
 
@@ -415,7 +415,7 @@ def test_a_secret_on_a_line_of_its_own_is_refused(folder, refused):
     ("name", "field", "value"),
     [
         ("tokenizer_config.json", "model_max_length", math.inf),
-        ("config.json", "id2label", {"0": math.nan}),
+        ("config.json", "transformers_version", math.nan),
         ("generation_config.json", "temperature", -math.inf),
     ],
 )
