@@ -167,7 +167,7 @@ def build_bpe_tokenizer(
 def read_codes(path: Path) -> list[tuple[str, str]]:
     """Read the merges of subword-nmt 0.2 or fastBPE, also as Hugging Face's merges.txt.
 
-    Raises InputError for subword-nmt 0.1, where the end of a word is a separate letter.
+    Raises InputError for subword-nmt 0.1, where the end of a word is a separate letter, and BrokenFileError.
     """
     check_readable(path)
     merges = []
@@ -186,6 +186,8 @@ def read_codes(path: Path) -> list[tuple[str, str]]:
         merges.append((parts[0], parts[1]))
     if version_1 and any("</w>" in (left, right) for left, right in merges):
         raise InputError(f"{path} is from subword-nmt 0.1, whose segmentation a tokenizer.json cannot represent")
+    if not merges:  # every word would be split into letters
+        raise BrokenFileError(f"{path} has no merges; copy it again")
     return merges
 
 

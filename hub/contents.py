@@ -11,6 +11,7 @@ import json
 import re
 import reprlib
 import shutil
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from os.path import lexists
@@ -96,7 +97,7 @@ SECRETS = re.compile(
 ESCAPED = re.compile(rb"\\(?:[bfnrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})|\s+", re.IGNORECASE)
 # Entries of JSON files that are published. Others could name code, which transformers runs with trust_remote_code, or
 # files. The entries by which transformers finds our own code are added.
-CONFIG_ENTRIES = frozenset(VaswaniTransformerConfig().to_dict()) - {"auto_map", "custom_pipelines", "_name_or_path"}
+CONFIG_ENTRIES = {"model_type", "transformers_version"}  # besides the fields of the configuration class
 GENERATION_ENTRIES = frozenset(GenerationConfig().to_dict()) | {"extra_length", "max_source_length", "alignment_heads"}
 TENSOR_ENTRIES = {"dtype", "shape", "data_offsets"}  # of a safetensors file's header
 # Fields of config.json that may differ between a model and its export.
@@ -121,7 +122,7 @@ def collect_model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, 
     weights_sha256 = combine_sha256(file.sha256 for file in weights)
     translator = TorchTranslator.from_pretrained(folder, device="cpu")
 
-    files: Files = {"config.json": encode_json(make_config_for_the_hub(folder))}
+    files: Files = {"config.json": encode_json(make_config_for_the_hub(folder, translator))}
     generation = folder / "generation_config.json"
     written = translator.model.generation_config.to_json_string().encode()
     files[generation.name] = select_entries(generation, GENERATION_ENTRIES) if lexists(generation) else written
@@ -161,9 +162,17 @@ def collect_weights(folder: Path, weights: Sequence[StoredFile]) -> Files:
 
 
 def read_tensor_names(path: Path) -> dict[str, int]:
-    """Return the names and sizes in bytes of a safetensors file's tensors. Raises InputError for other entries."""
+    """Return the names and sizes in bytes of a safetensors file's tensors. Raises InputError for further entries."""
+
+    def refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        # safetensors and Python read the last of two entries with one name; the first would be published unread.
+        if repeated := [name for name, number in Counter(name for name, _ in pairs).items() if number > 1]:
+            raise InputError(f"{path}: its header has the entry {repeated[0]!r} twice; save the weights again")
+        return dict(pairs)
+
     with name_in_errors(path), path.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        content = file.read(int.from_bytes(file.read(8), "little"))
+    header = json.loads(content, object_pairs_hook=refuse_repeated)
     metadata = header.pop("__metadata__", None) or {}
     for entries, known in ((metadata, {"format"}), *((entry, TENSOR_ENTRIES) for entry in header.values())):
         if unknown := sorted(entries.keys() - known):
@@ -190,13 +199,25 @@ def parse_exports(options: Sequence[str]) -> dict[str | None, Path]:
     return exports
 
 
-def make_config_for_the_hub(folder: Path) -> dict[str, Any]:
+def make_config_for_the_hub(folder: Path, model: TorchTranslator) -> dict[str, Any]:
     """Return config.json with the entries by which transformers finds the code without this package."""
-    config = read_json_object(folder / "config.json")
-    return {name: config[name] for name in config if name in CONFIG_ENTRIES} | {
-        "architectures": ["VaswaniTransformerForConditionalGeneration"],
+    return read_fields(folder) | {
         "auto_map": AUTO_MAP,
         "custom_pipelines": CUSTOM_PIPELINES,
+        "dtype": str(model.model.dtype).removeprefix("torch."),
+    }
+
+
+def read_fields(folder: Path) -> dict[str, Any]:
+    """Return config.json with the fields that the model was checked with, under their own names, and no others.
+
+    transformers would also apply `return_dict` or a `dtype` of a stranger's file.
+    """
+    content, config = read_json_object(folder / "config.json"), load_config(folder).to_dict()
+    return {
+        **{name: config[name] for name in VaswaniTransformerConfig.__annotations__},
+        **{name: content[name] for name in content.keys() & CONFIG_ENTRIES},
+        "architectures": ["VaswaniTransformerForConditionalGeneration"],
     }
 
 
@@ -240,10 +261,10 @@ def collect_onnx_files(folder: Path, weights_sha256: str, onnx: Path) -> Files:
         files |= collect_graph(graph, ModelFolder(onnx if lexists(onnx / "config.json") else folder))
         if not is_recorded:
             load_session(graph, "cpu", threads=None)  # raises an error if ONNX Runtime cannot
-    settings = {"config.json": CONFIG_ENTRIES, "generation_config.json": GENERATION_ENTRIES}
-    files |= {
-        name: select_entries(onnx / name, published) for name, published in settings.items() if lexists(onnx / name)
-    }
+    if lexists(onnx / "config.json"):
+        files["config.json"] = encode_json(read_fields(onnx))
+    if lexists(onnx / "generation_config.json"):
+        files["generation_config.json"] = select_entries(onnx / "generation_config.json", GENERATION_ENTRIES)
     files |= collect_record(onnx, files) | collect_tokenizer_files(onnx)
     return {f"{ONNX}/{name}": file for name, file in files.items()}
 
@@ -286,10 +307,11 @@ def collect_graph(path: Path, folder: ModelFolder) -> Files:
     is_clean = model.ByteSize() == len(content)
     stored = StoredFile(path, len(content), hashlib.sha256(content).hexdigest())
     files: Files = {path.name: stored if is_clean else model.SerializeToString()}
-    for name in sorted(find_weights_of_graph(model)):
+    for name, tensors in sorted(find_weights_of_graph(model).items()):
         if "/" in name or not name.endswith((".onnx_data", ".onnx.data")) or not (path.parent / name).is_file():
             raise BrokenFileError(f"{path}: its weights are in {name!r}; they must be in NAME.onnx.data beside it")
         files[name] = StoredFile.of(path.parent / name)
+        refuse_unused_bytes(path.parent / name, tensors)
     return files
 
 
@@ -306,15 +328,43 @@ def remove_descriptions(message: Any) -> Iterator[str]:
             yield from (value.decode(errors="replace") for value in values if isinstance(value, bytes))
 
 
-def find_weights_of_graph(message: Any) -> set[str]:
-    """Return the names of the files that hold tensors of a message of ONNX."""
-    found = set()
+def find_weights_of_graph(message: Any) -> dict[str, list[dict[str, str]]]:
+    """Return the files that hold tensors of a message of ONNX, and what it says of each tensor: offset and length."""
+    found: dict[str, list[dict[str, str]]] = {}
     for field, values in list_fields(message):
         if field.name == "external_data":
-            found |= {entry.value for entry in values if entry.key == "location"}
+            entries = {entry.key: entry.value for entry in values}
+            found.setdefault(entries.get("location", ""), []).append(entries)
         elif field.message_type is not None:
-            found |= {name for part in values for name in find_weights_of_graph(part)}
+            for part in values:
+                for name, tensors in find_weights_of_graph(part).items():
+                    found.setdefault(name, []).extend(tensors)
     return found
+
+
+def refuse_unused_bytes(path: Path, tensors: Sequence[dict[str, str]]) -> None:
+    """Raise InputError if a file of weights has bytes, except zeros for alignment, that belong to none of the tensors.
+
+    Raises BrokenFileError if an offset or a length is not a number.
+    """
+    size = path.stat().st_size
+    try:
+        begins = [int(tensor.get("offset", 0)) for tensor in tensors]
+        lengths = [int(tensor.get("length", size - begin)) for tensor, begin in zip(tensors, begins, strict=True)]
+    except ValueError as error:
+        raise BrokenFileError(f"{path}: its graph has a tensor with a wrong place ({error}); export it again") from None
+    end = 0
+    with name_in_errors(path), path.open("rb") as file:
+        for begin, length in sorted([*zip(begins, lengths, strict=True), (size, 0)]):
+            file.seek(end)
+            while end < begin and (block := file.read(min(begin - end, 1 << 20))):
+                if block.count(0) < len(block):
+                    raise InputError(
+                        f"{path} has bytes from {end:,} on that no tensor of its graph uses and that would be "
+                        "published; export the model again"
+                    )
+                end += len(block)
+            end = max(end, begin + length)
 
 
 def list_fields(message: Any) -> Iterator[tuple[Any, Sequence[Any]]]:

@@ -87,6 +87,16 @@ def test_the_next_writer_removes_leftovers_of_a_killed_one(tmp_path: Path) -> No
     assert sorted(tmp_path.iterdir()) == sorted([*theirs, tmp_path / "out"])
 
 
+@pytest.mark.parametrize("name", ["n" * 255, "ü" * 127])
+def test_names_of_the_greatest_length_are_written_and_their_leftovers_removed(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    assert end(start_writing(path), signal.SIGKILL) == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    with atomic_file(path) as file:
+        file.write(b"whole")
+    assert path.read_bytes() == b"whole" and list(tmp_path.iterdir()) == [path]
+
+
 def test_leftovers_of_other_machines_are_removed_after_a_day(tmp_path: Path) -> None:
     """A file system may pass no locks on to other machines."""
     for name in (".out.0123abcd-89ef4567.tmp", ".out.4567abcd-123.tmp"):
@@ -264,7 +274,7 @@ def test_a_full_disk_is_reported_with_the_final_name(tmp_path: Path, writer: str
 def test_errors_about_other_files_keep_their_names(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="absent"), atomic_folder(tmp_path / "out"):
         (tmp_path / "absent").read_text()
-    for name, message in (("x" * 250, "File name too long: '.*/x{250}'$"), ("no/out", "No such file.*: '.*/no/out'$")):
+    for name, message in (("x" * 256, "File name too long: '.*/x{256}'$"), ("no/out", "No such file.*: '.*/no/out'$")):
         with pytest.raises(OSError, match=message), atomic_file(tmp_path / name):
             pass
     # An InputError is more precise than the OSError that caused it.

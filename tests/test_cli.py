@@ -492,6 +492,14 @@ def test_a_full_disk_is_named(translate, source):
             assert (done.stderr, done.returncode) == (f"error: {name}: No space left on device\n", 4)
 
 
+@pytest.mark.parametrize("call", ["read_arriving_lines(9)", "read_lines('-')"])
+def test_a_line_of_stdin_that_does_not_end_is_refused(call):
+    code = f"from vaswani_transformer.lines import *; list({call})"
+    text = b"a\n" + b"b" * 21_000_000
+    ended = subprocess.run([sys.executable, "-c", code], input=text, capture_output=True, env=ENVIRONMENT, timeout=200)
+    assert b"InputError: stdin line 2 is longer than 20,000,000 bytes; write" in ended.stderr
+
+
 def test_a_closed_stdin_or_stdout_is_named(translate, source):
     script = [sys.executable, *SCRIPT, *translate]
     for words, close, said in (

@@ -334,6 +334,25 @@ def test_endless_yaml_stays_a_short_message(tmp_path: Path, refused, copy_of):
     assert "encoder.type is " in message and len(message) < 5000
 
 
+@pytest.mark.parametrize(("name", "file"), [("fairseq", "bpecodes"), ("hf-fsmt", "merges.txt")])
+@pytest.mark.parametrize("text", ["", "#version: 0.2\n"])
+def test_codes_of_bpe_without_merges_are_refused(tmp_path: Path, refused, copy_of, name, file, text):
+    """An interrupted download would make a model that reads every word letter by letter."""
+    folder = copy_of(name)
+    (folder / file).write_text(text)
+    assert f"{file} has no merges; copy it again" in refusal(refused, folder, tmp_path / "out", code=3)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000, "- a\n", "a: &a 0\nb: *a\n", "a", ""])
+def test_a_vocabulary_in_yaml_is_a_flat_mapping(tmp_path: Path, refused, copy_of, text):
+    """PyYAML's loader in C overflows the stack on deeply nested lists, which no exception reports."""
+    folder = copy_of("marian")
+    (folder / "vocab.yml").write_text(text)
+    assert re.search(
+        r"vocab.yml.* mapping of token: id; copy it again", refusal(refused, folder, tmp_path / "out", code=3)
+    )
+
+
 # ---- options -----------------------------------------------------------------------------------------------------
 
 

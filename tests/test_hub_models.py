@@ -3,13 +3,15 @@
 import io
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import write_lines
+from conftest import ENVIRONMENT, write_lines
 from golden import golden
 from hub_server import WRITE_TOKEN, Commit, Fault, HubServer
 from huggingface_hub import constants
@@ -261,3 +263,15 @@ def test_serve_reads_the_languages_in_the_card_of_a_repository(hub):
     hub.create("someone/described", **{"README.md": b"---\nlanguage: [en, de]\n---\n"})
     assert read_languages(find_records("someone/described", None, Path())) == ("en", "de")
     assert downloaded(hub) == {"README.md"}
+
+
+def test_training_reads_its_initial_weights_and_their_tokenizer_from_one_commit(hub, tmp_path):
+    """Asked again, the Hub might name another commit."""
+    for name in ("train.en", "train.de", "val.en", "val.de"):
+        write_lines(tmp_path / name, ENGLISH)
+    command = [sys.executable, "-m", "vaswani_transformer", "train", "--initial_weights", OURS, "--max_steps", "1"]
+    command += ["--data", str(tmp_path), "--output_dir", "run", "--source_language", "en", "--target_language", "de"]
+    variables = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "0"}
+    subprocess.run(command, check=True, env=ENVIRONMENT | variables, cwd=tmp_path)
+    assert (tmp_path / "run/model.safetensors").is_file()
+    assert [path for method, path, status in hub.log].count(f"/api/models/{OURS}/revision/main") == 1

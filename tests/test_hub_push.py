@@ -160,6 +160,17 @@ def test_the_configuration_names_every_class_and_nothing_else_changes(folder):
     assert not hasattr(AutoConfig.from_pretrained(out), "custom_pipelines")  # the package has its own
 
 
+def test_a_published_configuration_has_the_fields_that_were_checked_and_no_others(folder):
+    """transformers applies all of them: `return_dict` changes what the model returns, and `dtype` cannot be read."""
+    config = folder / "config.json"
+    before = json.loads(config.read_text())
+    foreign = {"return_dict": False, "output_attentions": True, "dtype": "a stranger's", "id2label": {"0": "a note"}}
+    renamed = {"hidden_size": before["d_model"]} | {name: before[name] for name in before if name != "d_model"}
+    config.write_text(json.dumps(renamed | foreign))  # transformers takes both names of this size
+    expected = before | {"dtype": "float32"}
+    assert json.loads((written(folder) / "config.json").read_text()) == expected
+
+
 def test_a_pushed_folder_can_be_pushed_again(folder):
     one = written(folder)
     two = written(one)
@@ -390,13 +401,13 @@ def test_a_non_empty_folder_is_not_overwritten(folder, refused):
      "-----BEGIN OPENSSH PRIVATE KEY-----"],
 )  # fmt: skip
 def test_a_file_with_a_secret_is_refused(folder, refused, secret):
-    change_json(folder / "config.json", id2label={"0": secret})
+    change_json(folder / "config.json", transformers_version=secret)
     error = refusal(refused, folder, REPO)
     assert "config.json contains an access token" in error and secret not in error
 
 
 def test_a_secret_on_a_line_of_its_own_is_refused(folder, refused):
-    change_json(folder / "config.json", id2label={"0": f"token:\n{WRITE_TOKEN}"})
+    change_json(folder / "config.json", transformers_version=f"token:\n{WRITE_TOKEN}")
     assert "config.json contains an access token" in refusal(refused, folder, REPO)
 
 
@@ -404,7 +415,7 @@ def test_a_secret_on_a_line_of_its_own_is_refused(folder, refused):
     ("name", "field", "value"),
     [
         ("tokenizer_config.json", "model_max_length", math.inf),
-        ("config.json", "id2label", {"0": math.nan}),
+        ("config.json", "transformers_version", math.nan),
         ("generation_config.json", "temperature", -math.inf),
     ],
 )
@@ -482,6 +493,13 @@ def test_notes_in_the_header_of_the_weights_are_refused(folder, refused):
     assert "its format is 'ann'; it must be 'pt'" in refusal(refused, folder, REPO)
     save_file(load_file(weights), weights, {"format": "pt"})  # as the error says
     assert names(written(folder)) == FILES
+    raw = weights.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    tensor = next(name for name in json.loads(raw[8 : 8 + size]) if name != "__metadata__")
+    note = f'"{tensor}": {{"dtype": "F32", "shape": [1], "data_offsets": [0, 4], "author": "ann"}}, '.encode()
+    header = b"{" + note + raw[9 : 8 + size]
+    weights.write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + size :])
+    assert f"{weights}: its header has the entry '{tensor}' twice" in refusal(refused, folder, REPO)
 
 
 def test_notes_in_the_index_of_the_weights_are_not_published(folder, refused):
@@ -575,6 +593,26 @@ def test_only_files_that_a_graph_names_are_published_beside_it(folder, tmp_path,
     assert "model.onnx: its weights are in 'model.onnx.data'; they must be" in error
     (exported / "model.onnx").write_text("no graph")
     assert "model.onnx is not an ONNX file" in refused(main, ["push", folder, REPO, "--onnx", exported], 3)
+
+
+def test_bytes_of_a_file_of_weights_that_no_tensor_uses_are_not_published(folder, tmp_path, refused):
+    exported, with_data = export(folder, tmp_path / "exported"), graph("a graph")
+    convert_model_to_external_data(with_data, location="model.onnx.data", size_threshold=0)
+    onnx.save(with_data, exported / "model.onnx")
+    data = exported / "model.onnx.data"
+    weights = data.read_bytes()
+    data.write_bytes(weights + bytes(4096))  # exporters align tensors with zeros
+    assert (written(folder, "--onnx", exported) / "onnx/model.onnx.data").read_bytes() == data.read_bytes()
+    data.write_bytes(weights + bytes(5000) + b"a note")
+    error = refusal(refused, folder, REPO, "--onnx", exported)
+    assert f"{data} has bytes from {len(weights):,} on that no tensor of its graph uses" in error
+    data.write_bytes(b"a note" + weights)
+    moved = onnx.load(exported / "model.onnx", load_external_data=False)
+    for entry in (entry for tensor in moved.graph.initializer for entry in tensor.external_data):
+        if entry.key == "offset":
+            entry.value = str(int(entry.value) + len("a note"))
+    (exported / "model.onnx").write_bytes(moved.SerializeToString())
+    assert "has bytes from 0 on that no" in refusal(refused, folder, REPO, "--onnx", exported)
 
 
 def test_weights_that_change_during_the_push_are_refused(hub, folder, tmp_path):

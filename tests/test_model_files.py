@@ -461,6 +461,43 @@ def test_a_missing_folder_is_refused_without_the_network(tmp_path, monkeypatch):
             find_folder(path)
 
 
+SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
+GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT_4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+BLOOM = " ?[^(\\s|[.,!?…。，、।۔،])]+"  # with a set in a set
+GROUPS_OF_DIGITS = r"\d(?=(?:\d{3})+(?!\d))"
+
+
+@pytest.mark.parametrize("pattern", [GPT_2, GPT_4O, BLOOM, GROUPS_OF_DIGITS, r"(?<=[\s\S])\z", r"[[:alpha:]&&[^a]]+"])
+def test_patterns_of_known_tokenizers_are_used(folder, pattern):
+    split = SPLIT | {"pattern": {"Regex": pattern}}
+    content = json.loads((folder / "tokenizer.json").read_text())
+    steps = {"type": "Sequence", "pretokenizers": [split, content["pre_tokenizer"]]}
+    change_json(folder / "tokenizer.json", pre_tokenizer=steps)
+    assert load_tokenizer(folder).encode("a b")
+
+
+@pytest.mark.parametrize(
+    ("field", "step"),
+    [
+        ("normalizer", {"type": "Replace", "content": ""}),
+        ("pre_tokenizer", SPLIT),
+        ("decoder", {"type": "Replace", "content": ""}),
+    ],
+)
+@pytest.mark.parametrize(
+    "pattern",
+    ["(a+)+b", "(?:[ab]*c*)*d", r"(\w{2,9}){3,}b"],
+)
+def test_a_pattern_that_may_backtrack_for_minutes_is_refused(folder, field, step, pattern):
+    change_json(folder / "tokenizer.json", **{field: step | {"pattern": {"Regex": pattern}}})
+    with pytest.raises(BrokenFileError, match=f"tokenizer.json: {field} has the pattern .*, which may take minutes"):
+        load_tokenizer(folder)
+
+
 @pytest.mark.parametrize(
     "field, value, reason",
     [

@@ -14,7 +14,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from conftest import ModelMaker, padded, random_sentences
+from conftest import ModelMaker, flip_a_bit, padded, random_sentences
 from packaging.version import Version
 from saved_model import ENGLISH, GERMAN, already_exported, trained_model, trained_tokenizer
 from searches import (
@@ -41,7 +41,7 @@ from conversion.onnx.single_graph import export_single_graph
 from conversion.onnx.verify import verify
 from conversion.onnx.verify_text import time_sentences, tokenize_sentences
 from vaswani_transformer import SearchSettings
-from vaswani_transformer.errors import InputError, ProofError
+from vaswani_transformer.errors import BrokenFileError, InputError, ProofError
 from vaswani_transformer.loading import load_model, load_tokenizer
 from vaswani_transformer.onnx_translator import OnnxTranslator
 from vaswani_transformer.search_vaswani_transformer import REPETITION
@@ -251,6 +251,9 @@ def test_large_graphs_use_external_weights(
     assert "in `model.onnx.data`, which" in page and "only `model_text.onnx.data` beside it" in page
     found, expected = (OnnxTranslator.from_pretrained(path, device="cpu") for path in ("out", exported / "onnx"))
     assert found.translate(ENGLISH) == expected.translate(ENGLISH)
+    flip_a_bit(Path("out/model.onnx.data"))
+    with pytest.raises(BrokenFileError, match=r"out/model.onnx.data is not the file that was exported with out/export"):
+        OnnxTranslator.from_pretrained("out", device="cpu")
 
 
 def test_the_check_detects_a_lost_ancestry(model: Any, graph: onnx.ModelProto, tmp_path: Path) -> None:

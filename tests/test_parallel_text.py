@@ -7,6 +7,7 @@ import json
 import lzma
 import subprocess
 import sys
+import tracemalloc
 
 import datasets
 import pandas
@@ -373,6 +374,26 @@ def unit(**segments):
 
 def tmx(*units, start=HEADER):
     return start + "".join(units) + "</body></tmx>"
+
+
+@pytest.mark.parametrize("name", ["p.en.gz", "p.tsv.gz", "p.csv.gz", "p.jsonl.gz", "p.tmx.gz"])
+def test_a_small_file_that_expands_to_gigabytes_without_a_line_break_is_refused(tmp_path, name):
+    """The whole line, here of 60 MB, is never in memory."""
+    begin, end = (b"<tmx><body><tu><tuv lang='en'><seg>", b"</seg>") if "tmx" in name else (b"", b"\n")
+    with gzip.open(tmp_path / name, "wb", compresslevel=1) as file:
+        file.write(begin)
+        for _ in range(60):
+            file.write(b"a" * 1_000_000)
+        file.write(end)
+    (tmp_path / "p.de").write_text("a\n")
+    recipe = load_recipe(None, {"data": str(tmp_path)})
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=rf"{name} line 1.* (longer|more) than 20,000,000 (bytes|characters); "):
+            read_sentences(open_texts(recipe, [name.removesuffix(".en.gz")]))
+        assert tracemalloc.get_traced_memory()[1] < 150_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("name", ["m.tmx", "m.tmx.gz"])

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -191,8 +192,29 @@ def test_a_launcher_that_starts_too_few_processes_is_detected(text, tmp_path):
 
 @pytest.mark.slow
 def test_leftovers_of_another_launcher_are_named(start):
-    said = start(variables={"WORLD_SIZE": "4", "RANK": "2"}).ends(2, "unset it for a single process): Tried to launch")
-    assert "what another launcher has set (WORLD_SIZE=4" in said
+    said = start(variables={"WORLD_SIZE": "4", "RANK": "2"}).ends(2, "unset WORLD_SIZE RANK for one process): Tried to")
+    assert "what another launcher has set (WORLD_SIZE=4 RANK=2;" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_process_that_waits_for_others_in_vain_names_them_and_can_be_stopped(start, number):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    variables = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    process = start(variables=variables)
+    wait_until(lambda: "waiting for" in process.said())
+    assert f"(WORLD_SIZE=2 RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT={port}); to train in one" in process.said()
+    assert process.said().endswith("unset WORLD_SIZE RANK MASTER_ADDR MASTER_PORT\n")
+    os.kill(process.ranks[0].pid, number)
+    assert process.wait() == -number
+
+
+def test_a_taken_port_of_another_launcher_is_named(start):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        variables = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        start(variables=variables).ends(4, f"MASTER_PORT={port}; unset WORLD_SIZE RANK", "address already in use")
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.training_run import (
     curve_figure,
+    find_checkpoint,
     format_hours,
     read_curves,
     read_progress,
@@ -82,6 +83,8 @@ def test_the_progress_is_that_of_the_models_last_checkpoint_or_of_the_log(run):
     # The run was extended, and interrupted before it wrote another model.
     (run / "manifest.json").write_text(json.dumps({"files": [], "average_of": ["step-9", "step-20"]}))
     assert read_progress(run)["step"] == 20
+    (run / "manifest.json").write_text(json.dumps({"files": [], "average_of": ["step-" + "9" * 5000]}))
+    assert find_checkpoint(run)[1] is None  # Python reads no number of 5,000 digits
     (run / "manifest.json").write_text(json.dumps({"files": [], "average_of": ["step-40"]}))  # which is removed
     assert read_progress(run) == logged
     (run / "run.json").write_text('{"recipe": []}')

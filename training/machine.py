@@ -9,7 +9,9 @@ import os
 import shutil
 import sys
 import sysconfig
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -27,16 +29,21 @@ from accelerate.utils import (
     gather_object,
 )
 from torch import distributed
+from torch.distributed import DistError
 
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.errors import InputError, UnavailableError
+from vaswani_transformer.exit import print_error
 
 from .cost import training_memory
 from .launch import LAUNCHED
 from .recipe import BatchSettings, HardwareSettings, differences, nearest
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # a process that hangs in a step ends the run
-LAUNCHER_VARIABLES = ("WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # by which Accelerate decides
+# By which Accelerate decides whether there are several processes, and those by which torch finds them.
+LAUNCHER_VARIABLES = ("WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+MEETING_VARIABLES = ("RANK", "MASTER_ADDR", "MASTER_PORT")
+SILENT_WAIT = 5  # seconds; processes of one launcher meet sooner
 MAIN_PROCESS_TIMEOUT = timedelta(hours=12)  # while the main process reads the text or measures BLEU
 
 # training_memory estimates 1.2 times what autograd keeps in float32, 1.9 times what it keeps in bfloat16. The rest of a
@@ -60,25 +67,59 @@ def make_accelerator(
             raise InputError(f"trackers: {name!r} is unknown to Accelerate{nearest(name, known)}")
         if name in LOGGER_TYPE_TO_CLASS and LoggerType(name) not in get_available_trackers():
             raise UnavailableError(f"trackers: {name} is not installed; pip install {name}")
-    # Accelerate sets some of them itself.
-    launched = [f"{name}={os.environ[name]}" for name in LAUNCHER_VARIABLES if name in os.environ]
+    launched = launcher_settings()  # Accelerate sets some of them itself
     try:
-        return Accelerator(
-            # Explicit, or Accelerate starts several processes without a GPU as independent runs.
-            cpu=not torch.accelerator.is_available(),
-            mixed_precision=choose_precision(mixed_precision, saved),
-            log_with=[LoggerType(name) for name in trackers] or None,
-            project_dir=output,
-            kwargs_handlers=[
-                InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
-                DistributedDataParallelKwargs(gradient_as_bucket_view=True),
-            ],
-        )
-    except ValueError as error:
+        with name_missing_processes(launched):
+            return Accelerator(
+                # Explicit, or Accelerate starts several processes without a GPU as independent runs.
+                cpu=not torch.accelerator.is_available(),
+                mixed_precision=choose_precision(mixed_precision, saved),
+                log_with=[LoggerType(name) for name in trackers] or None,
+                project_dir=output,
+                kwargs_handlers=[
+                    InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
+                    DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+                ],
+            )
+    except (ValueError, ImportError, DistError) as error:
         place = "mixed_precision or trackers"
         if launched:
-            place = f"{place}, or what another launcher has set ({' '.join(launched)}; unset it for a single process)"
-        raise InputError(f"{place}: {' '.join(str(error).split())}") from error
+            place += (
+                f", or what another launcher has set ({show(launched)}; unset {' '.join(launched)} for one process)"
+            )
+        kind = InputError if isinstance(error, ValueError) else UnavailableError
+        raise kind(f"{place}: {' '.join(str(error).split())}") from error
+
+
+def launcher_settings() -> dict[str, str]:
+    """Return the variables by which several processes find each other, if some of them ask for several."""
+    if os.environ.keys().isdisjoint(LAUNCHER_VARIABLES):
+        return {}
+    return {name: os.environ[name] for name in (*LAUNCHER_VARIABLES, *MEETING_VARIABLES) if name in os.environ}
+
+
+def show(variables: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in variables.items())
+
+
+@contextmanager
+def name_missing_processes(launched: Mapping[str, str]) -> Iterator[None]:
+    """Say which processes this one waits for, if they do not come: torch waits for COLLECTIVE_TIMEOUT in silence.
+
+    launched: variables that may be leftovers of another launcher, as in a shell that a job of a cluster has started
+    """
+    message = (
+        f"waiting for the other processes ({show(launched)}); to train in one process, interrupt this one and unset "
+        f"{' '.join(launched)}"
+    )
+    timer = threading.Timer(SILENT_WAIT, print_error, [message])
+    timer.daemon = True
+    if launched:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def check_process_count(wanted: int | None, running: int) -> None:

@@ -15,10 +15,10 @@ from torch import nn
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
-from vaswani_transformer.files import file_sha256
+from vaswani_transformer.files import files_sha256
 from vaswani_transformer.hub_files import find_folder
 from vaswani_transformer.loading import load_config, load_generation_config
-from vaswani_transformer.model_folder import WEIGHTS, ModelFolder, verify_manifest
+from vaswani_transformer.model_folder import ModelFolder, verify_manifest, weight_files
 from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 
 from . import fsdp, machine
@@ -136,8 +136,7 @@ def initial_weights_sha256(settings: ModelSettings) -> dict[str, str]:
     """Return the hash of the weights to start from, by name; {} if there are none."""
     if settings.initial_weights is None:
         return {}
-    path = find_folder(settings.initial_weights) / WEIGHTS
-    return {"initial_weights sha256": file_sha256(path) if path.is_file() else "missing"}
+    return {"initial_weights sha256": files_sha256(*weight_files(find_folder(settings.initial_weights)))}
 
 
 def record_trained_length(

@@ -18,6 +18,7 @@ from vaswani_transformer.lines import (
     check_unicode,
     decode_line,
     open_text,
+    split_lines,
 )
 
 from . import demo_corpus
@@ -290,7 +291,8 @@ def _blocks(path: Path) -> Iterator[list[str]]:
     """Yield the file's lines, CHUNK at a time. Lines end at \\n only; U+2028 and the like are text."""
     read = 0
     with open_text(path) as file:
-        while block := list(islice(file, CHUNK)):
+        lines = split_lines(file, str(path))
+        while block := list(islice(lines, CHUNK)):
             if read == 0:
                 if block[0].startswith(UTF_16_MARKS) or block[0].count(0) > len(block[0]) // 4:
                     raise InputError(f"{path} line 1: not UTF-8, looks like UTF-16; convert it with iconv")
@@ -486,7 +488,7 @@ def _is_quoted(path: Path) -> bool:
     """
     needed, everywhere, row = False, True, b""
     with open_text(path) as file:
-        for line in file:
+        for line in split_lines(file, str(path)):
             if not row and b'"' not in line:
                 everywhere = everywhere and not line.strip()
                 continue

@@ -10,7 +10,7 @@ from typing import NamedTuple, NoReturn
 from xml.parsers import expat
 
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.lines import open_text
+from vaswani_transformer.lines import LONGEST_LINE, open_text
 
 # Elements that hold formatting codes of the translated document, and texts inside them such as footnotes (`sub`), which
 # have units of their own. `hi` only marks a part of the text.
@@ -56,6 +56,7 @@ class _Parser:
         self.unit: Unit | None = None
         self.language = ""
         self.segment: list[str] | None = None  # its texts, inside <seg>
+        self.letters = 0  # of these texts
         self.open_codes = 0
         self.is_root = True
         self.expat = expat.ParserCreate()
@@ -81,7 +82,7 @@ class _Parser:
         elif name == "tuv":  # TMX 1.1 has `lang`
             self.language = attributes.get("xml:lang") or attributes.get("lang") or ""
         elif name == "seg":
-            self.segment = []
+            self.segment, self.letters = [], 0
         elif name in CODES and self.segment is not None and not self.keep_codes:
             if not self.open_codes:
                 self.segment.append(DROPPED if name == "ph" else "")
@@ -101,6 +102,12 @@ class _Parser:
     def add_text(self, text: str) -> None:
         if self.segment is not None and not self.open_codes:
             self.segment.append(text)
+            self.letters += len(text)
+            if self.letters > LONGEST_LINE:
+                raise InputError(
+                    f"{self.path} line {self.expat.CurrentLineNumber}: a segment has more than {LONGEST_LINE:,} "
+                    "characters; split it into sentences"
+                )
 
 
 def join_segment(parts: list[str]) -> str:

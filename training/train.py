@@ -13,6 +13,7 @@ from accelerate.utils import TorchDynamoPlugin, broadcast_object_list
 from transformers.utils import logging as transformers_logging
 
 from vaswani_transformer.files import write_json
+from vaswani_transformer.hub_files import find_folder
 from vaswani_transformer.training_run import RECORD
 from vaswani_transformer.tried_versions import untried_versions_warning
 
@@ -50,6 +51,8 @@ def train(recipe: Recipe, change: Callable[[Any], None] | None = None) -> None:
     began, settings, record = time.perf_counter(), recipe.settings(), describe_run(recipe)
     output = Path(settings.run.output_dir)
     check_model_fields(settings.model)
+    if settings.model.initial_weights is not None:  # once: a repository or `checkpoints/best` may move meanwhile
+        settings.model.initial_weights = str(find_folder(settings.model.initial_weights))
     transformers_logging.disable_progress_bar()  # the reporter shows one
     shard_weights = fsdp.pop_request()
     signals = Signals()
@@ -59,7 +62,8 @@ def train(recipe: Recipe, change: Callable[[Any], None] | None = None) -> None:
             stack.callback(torch.use_deterministic_algorithms, False)
         saved = {} if settings.run.overwrite else recorded_choices(output / "checkpoints")
         trackers = settings.run.trackers
-        accelerator = machine.make_accelerator(settings.hardware.mixed_precision, trackers, output, saved)
+        with default_signal_handlers():  # torch waits for other processes in C++, where Python handles no signal
+            accelerator = machine.make_accelerator(settings.hardware.mixed_precision, trackers, output, saved)
         reporter = Reporter(accelerator.is_main_process, settings.run.keep_going)
         if warning := untried_versions_warning():
             reporter.say(warning)

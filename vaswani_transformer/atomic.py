@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 from .errors import ENVIRONMENT_ERRNOS, InputError, name_in_errors
 
+LONGEST_KEPT = 230  # bytes of a name that the name of its temporary folder contains
 ABANDONED = 24 * 3600  # seconds without a change, if a lock proves nothing
 # What file systems (FAT, SMB, FUSE, NFS, object storage) answer if they have no locks, permissions or fsync of folders.
 UNSUPPORTED = {
@@ -89,7 +90,7 @@ def temporary_path(path: Path) -> Iterator[Path]:
     temporary, descriptor = path, None
     try:
         while descriptor is None:
-            temporary = path.with_name(f".{path.name}.{machine_id()}-{secrets.token_hex(4)}.tmp")
+            temporary = path.with_name(f".{short_name(path)}.{machine_id()}-{secrets.token_hex(4)}.tmp")
             unfinished.add(temporary)
             temporary.mkdir()
             descriptor = lock_new_folder(temporary)
@@ -131,7 +132,7 @@ def remove_stale(path: Path) -> None:
     path = path.absolute()
     if not path.parent.is_dir():
         return
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.(\w+)-\w+\.tmp")
+    pattern = re.compile(rf"\.{re.escape(short_name(path))}\.(\w+)-\w+\.tmp")
     for name in os.listdir(path.parent):
         match, temporary = pattern.fullmatch(name), path.parent / name
         if match is None:
@@ -144,6 +145,12 @@ def remove_stale(path: Path) -> None:
                     remove(temporary)
             finally:
                 os.close(descriptor)
+
+
+def short_name(path: Path) -> str:
+    """Return the name of a path, or its hash if the name of the temporary folder would be longer than 255 bytes."""
+    name = os.fsencode(path.name)
+    return path.name if len(name) <= LONGEST_KEPT else hashlib.sha256(name).hexdigest()
 
 
 def machine_id() -> str:

@@ -209,7 +209,8 @@ def render(error: BaseException, name: str | None = None) -> list[str]:
         path = context.command_path if context else name or Path(sys.argv[0]).name
         usage = context.get_usage() if context else f"Usage: {path} [OPTIONS]"
         return ["error: " + one_line(format_message()), one_line(f"{usage}   (more: {path} --help)")]
-    rank = f"rank {os.environ.get('RANK')}: " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
+    is_one_of_several = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+    rank = f"rank {os.environ['RANK']}: " if is_one_of_several else ""
     line = one_line(explain(error)[1])
     if len(line) > LONGEST_LINE:  # a file may hold a value of any length; the remedy is at the end
         line = f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"

@@ -12,7 +12,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -21,6 +21,8 @@ from .errors import FULL_DISK, BrokenFileError, InputError, name_in_errors
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+# Bytes. A small .gz may hold gigabytes, which are one line if they have no line breaks.
+LONGEST_LINE = 20_000_000
 
 
 def decode_line(raw: bytes, name: str, number: int) -> str:
@@ -62,12 +64,26 @@ def open_text(path: Path) -> Iterator[BinaryIO]:
         raise BrokenFileError(f"{path} is not a complete gzip file ({error}); download or copy it again") from None
 
 
+def split_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
+    """Yield the lines of the stream `name`. Raises InputError if one is longer than LONGEST_LINE."""
+    for number, raw in enumerate(iter(partial(stream.readline, LONGEST_LINE + 1), b""), start=1):
+        check_length(raw, name, number)
+        yield raw
+
+
+def check_length(raw: bytes, name: str, number: int) -> None:
+    """Raise InputError if line `number` (from 1) of the file `name` is longer than LONGEST_LINE."""
+    if len(raw) > LONGEST_LINE:
+        raise InputError(f"{name} line {number} is longer than {LONGEST_LINE:,} bytes; write a sentence on each line")
+
+
 def read_lines(path: str | Path) -> Iterator[str]:
     """Yield the lines of a text file (.gz too), or of stdin for "-". Raises InputError."""
     is_stdin = str(path) == "-"
     with open_stdin() if is_stdin else open_text(check_file(path)) as stream:
-        for number, raw in enumerate(stream, start=1):
-            yield decode_line(raw, "stdin" if is_stdin else str(path), number)
+        name = "stdin" if is_stdin else str(path)
+        for number, raw in enumerate(split_lines(stream, name), start=1):
+            yield decode_line(raw, name, number)
 
 
 def open_stdin() -> io.BufferedReader:
@@ -87,20 +103,22 @@ def read_arriving_lines(most: int) -> Iterator[list[str]]:
     A list ends when nothing arrives for 20 ms, so that a typed line is translated at once.
     """
     lines: list[str] = []
-    numbers, rest = count(1), b""
+    number, rest = 0, b""
     with open_stdin() as stream:
         while part := stream.read1():
             *complete, rest = (rest + part).split(b"\n")
             for raw in complete:
-                lines.append(decode_line(raw, "stdin", next(numbers)))
+                number += 1
+                lines.append(decode_line(raw, "stdin", number))
                 if len(lines) == most:
                     yield lines
                     lines = []
+            check_length(rest, "stdin", number + 1)
             if lines and not select.select([stream], [], [], 0.02)[0]:
                 yield lines
                 lines = []
     if rest:
-        lines.append(decode_line(rest, "stdin", next(numbers)))
+        lines.append(decode_line(rest, "stdin", number + 1))
     if lines:
         yield lines
 

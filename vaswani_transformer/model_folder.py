@@ -50,7 +50,8 @@ MODEL_FILES = (*SETTINGS_FILES, "*.safetensors", INDEX)  # of a complete model, 
 # relative imports in configuration_vaswani_transformer.py name.
 CODE_FILES = tuple(sorted(path.name for path in Path(__file__).parent.glob("*_vaswani_transformer.py")))
 ONNX = "onnx"  # the folder that transformers.js and Optimum read
-EXPORT_RECORD = "export.json"  # in an ONNX folder: its precision, and hashes of the exported weights and the graphs
+# In an ONNX folder: its precision, and hashes of the exported weights, the graphs and the files of the graphs' weights.
+EXPORT_RECORD = "export.json"
 CARD = "README.md"  # the card of a published model
 # In a model that was converted from another toolkit: what converting it back needs; the toolkit's files, in a folder.
 CONVERSION_RECORD, ORIGINALS = "conversion.json", "original"
@@ -233,11 +234,12 @@ def check_graph(graph: Path) -> bool:
             raise BrokenFileError(
                 f"{graph} was exported from other weights than {find_weights(model)}; export the model again"
             )
-    if graph.name in exported and exported[graph.name] != file_sha256(graph):
-        raise BrokenFileError(
-            f"{graph} is not the graph that was exported with {record} (another sha256); export the model again, or "
-            f"remove {EXPORT_RECORD} if the change was intended"
-        )
+    for file in (graph, graph.with_name(f"{graph.name}.data")):
+        if file.name in exported and not (file.is_file() and exported[file.name] == file_sha256(file)):
+            raise BrokenFileError(
+                f"{file} is not the file that was exported with {record} (another sha256); export the model again, or "
+                f"remove {EXPORT_RECORD} if the change was intended"
+            )
     return graph.name in exported
 
 

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import reprlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,9 @@ MOST_LETTERS_OF_A_LETTER = 10_000  # by all steps of a tokenizer; SentencePiece'
 # Steps of tokenizers that may double each letter, besides those with a text to insert. A second ByteLevel encodes what
 # the first has made; the others insert a space everywhere if the text that they replace is empty.
 DOUBLING = ("ByteLevel", "BPEDecoder", "CTC")
+# Of regular expressions: an escaped character or a set, and a group that is repeated and has a repetition inside.
+ESCAPE_OR_SET = re.compile(r"\\[pP]\{[^}]*\}|\\.|\[(?:\\.|[^\]])*\]")
+NESTED_REPETITION = re.compile(r"\([^()]*(?:[+*]|\{\d*,\d*\})[^()]*\)(?:[+*]|\{\d*,)")
 # Entries of tokenizer_config.json that are read and published. Others name files or code, or add tokens that
 # tokenizer.json and the model do not have.
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -61,6 +65,7 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
     with tokenizer_errors(path):
         tokenizer = Tokenizer.from_file(str(path))
         check_growth(path, tokenizer)
+        check_patterns(path, tokenizer)
         control = {settings.get(name) for name in SPECIAL_TOKENS}
         if any(t.special and t.content not in control for t in tokenizer.get_added_tokens_decoder().values()):
             content = json.loads(tokenizer.to_str())
@@ -129,6 +134,17 @@ def measure_growth(step: dict[str, Any], text: str | None, matched: str) -> floa
         charsmap = base64.b64decode(step["precompiled_charsmap"])
         return max(map(len, charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")), default=1)
     return 2 if step["type"] in DOUBLING else 1
+
+
+def check_patterns(path: Path, tokenizer: "Tokenizer") -> None:
+    """Raise BrokenFileError naming a regular expression that can keep the library busy for minutes, as `(a+)+b` can."""
+    for name, step in list_steps(tokenizer, ("normalizer", "pre_tokenizer", "decoder")):
+        pattern = step["pattern"].get("Regex") if isinstance(step.get("pattern"), dict) else None
+        if pattern is not None and NESTED_REPETITION.search(ESCAPE_OR_SET.sub("x", pattern)):
+            raise BrokenFileError(
+                f"{path}: {name} has the pattern {reprlib.repr(pattern)}, which may take minutes for a short text; "
+                "write it without a repetition inside a repeated group"
+            )
 
 
 def list_steps(tokenizer: "Tokenizer", names: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:

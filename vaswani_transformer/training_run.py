@@ -1,6 +1,7 @@
 """The record of a training run: run.json, metrics.jsonl, the progress in its checkpoints, its curve, its results."""
 
 import json
+import re
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -106,7 +107,7 @@ def find_checkpoint(run: Path) -> tuple[Path | None, int | None]:
     folders = list_checkpoints(run / "checkpoints")
     averaged = read_json_object(run / MANIFEST).get("average_of") if (run / MANIFEST).is_file() else None
     last = str(averaged[-1]) if isinstance(averaged, list) and averaged else ""
-    if not last.startswith("step-") or not last.removeprefix("step-").isdecimal():
+    if not re.fullmatch(r"step-\d{1,18}", last):
         return (folders[0] if folders else None), None
     step = parse_step(Path(last))
     return next((folder for folder in folders if parse_step(folder) == step), None), step

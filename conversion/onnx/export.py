@@ -181,7 +181,7 @@ def copy_files(model_folder: Path, unfinished: Path, model: Model, precision: st
     record = {
         "precision": precision,
         "weights_sha256": files_sha256(*weight_files(model_folder)),
-        "graphs": {path.name: file_sha256(path) for path in sorted(unfinished.glob("*.onnx"))},
+        "graphs": {path.name: file_sha256(path) for path in sorted(unfinished.glob("*.onnx*"))},
     }
     if languages := read_languages(model_folder):
         record["languages"] = languages

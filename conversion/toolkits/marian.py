@@ -242,9 +242,7 @@ def read_tokens(file: Path, rows: int) -> list[str]:
         text = file.read_bytes().removeprefix(BYTE_ORDER_MARK).decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise BrokenFileError(f"{file} is not UTF-8 ({error}); copy it again") from None
-    # The base loader keeps every token as a string: `null`, `1.5` and `yes` are words here.
-    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-    mapping = parse_yaml(text.translate(STAND_INS), file, loader)
+    mapping = parse_flat_yaml(text.translate(STAND_INS), file)
     try:
         by_id = {int(id): str(token).translate(ORIGINALS) for token, id in mapping.items()}
     except (ValueError, TypeError) as error:
@@ -253,6 +251,28 @@ def read_tokens(file: Path, rows: int) -> list[str]:
     for id in range(min(max(by_id, default=-1) + 1, rows)):
         tokens.append(by_id.get(id) or find_unused_name(f"<unused{id}>", tokens))
     return tokens
+
+
+def parse_flat_yaml(text: str, file: Path) -> dict[str, str]:
+    """Return the mapping of words in a text; `null`, `1.5` and `yes` are words, too. Raises BrokenFileError.
+
+    yaml.load would end the process on deeply nested lists, by an overflow of the stack in C.
+    """
+    words: list[str] = []
+    collections = 0
+    try:
+        for event in yaml.parse(text, getattr(yaml, "CBaseLoader", yaml.BaseLoader)):
+            collections += isinstance(event, yaml.CollectionStartEvent)
+            if collections > 1 or isinstance(event, yaml.SequenceStartEvent | yaml.AliasEvent):
+                line = event.start_mark.line + 1
+                raise BrokenFileError(f"{file} line {line}: a vocabulary is a mapping of token: id; copy it again")
+            if isinstance(event, yaml.ScalarEvent):
+                words.append(event.value)
+    except yaml.YAMLError as error:
+        raise BrokenFileError(f"{file} is not valid YAML ({error}); copy it again") from None
+    if collections == 0:
+        raise BrokenFileError(f"{file} is not a mapping of token: id; copy it again")
+    return dict(zip(words[::2], words[1::2], strict=True))
 
 
 # ---- from our model to Marian ------------------------------------------------------------------------------------
