@@ -48,7 +48,7 @@ T5 = "a T5 model, which has relative positions and norms without a mean"
 OTHER_MODELS = {
     **dict.fromkeys(("bart", "mbart", "mvp", "plbart"), MBART),
     **dict.fromkeys(("t5", "mt5", "umt5", "longt5", "switch_transformers"), T5),
-    "m2m_100": "an M2M-100 or NLLB model: its layers are pre-norm, as in models of fairseq, which can be converted",
+    "m2m_100": "an M2M-100 or NLLB model: its layers are pre-norm, and translations begin with a language's token",
 }
 
 

@@ -342,14 +342,19 @@ def test_endless_yaml_stays_a_short_message(tmp_path: Path, refused, copy_of):
     [
         (
             "marian",
-            {"guided-alignment": "a", "transformer-ffn-activation": "sine", "transformer-decoder-autoreg": "rnn"},
-            ["--guided-alignment 'a'", "--transformer-ffn-activation 'sine'", "--transformer-decoder-autoreg 'rnn'"],
+            {"transformer-ffn-activation": "sine", "transformer-decoder-autoreg": "rnn"},
+            ["--transformer-ffn-activation 'sine'", "--transformer-decoder-autoreg 'rnn'"],
         ),
         ("marian", {"lemma-dim-emb": 16, "factors-dim-emb": 8}, ["--lemma-dim-emb 16", "--factors-dim-emb 8"]),
         (
             "fairseq-old",
             {"layernorm_embedding": True, "cross_self_attention": True, "activation_fn": "glu"},
             ["--layernorm-embedding True", "--cross-self-attention True", "--activation-fn 'glu'"],
+        ),
+        (
+            "fairseq-old",
+            {"lang_pairs": "en-de,en-fr", "decoder_langtok": True, "quant_noise_pq": 0.1, "simul_type": "waitk"},
+            ["--decoder-langtok True", "--quant-noise-pq 0.1", "--simul-type 'waitk'"],
         ),
         (
             "fairseq-old",
@@ -568,6 +573,14 @@ def test_other_models_of_fairseq_are_refused_by_name(architecture: str, part: st
     assert f"its architecture {architecture!r} has no " in refusal(refused, file, tmp_path / "out")
 
 
+@pytest.mark.parametrize("name", ["decoder.embed_length", "decoder.embed_mask_ins", "decoder.pool_out"])
+def test_a_non_autoregressive_model_of_fairseq_is_refused_by_name(name: str, tmp_path: Path, refused, copy_of):
+    """The tensors of cmlm_transformer, levenshtein_transformer and insertion_transformer."""
+    file = copy_of("fairseq-old") / "checkpoint_best.pt"
+    change_pickle(file, {"model": load_checkpoint(file)["model"] | {f"{name}.weight": torch.zeros(3, 32)}})
+    assert "(it is non-autoregressive)" in refusal(refused, file, tmp_path / "out")
+
+
 def test_a_recurrent_model_of_joeynmt_is_refused_by_its_type(tmp_path: Path, refused, copy_of):
     folder = copy_of("joeynmt")
     settings = yaml.safe_load((folder / "config.yaml").read_text())
@@ -606,7 +619,9 @@ def test_a_message_about_hundreds_of_tensors_stays_short(tmp_path: Path, refused
     [
         ({"position_encoding_type": "Rotary"}, "its positions are Rotary, inside the attention"),
         ({"mlp_activation_fn": "gated-silu"}, "its feed-forward layers have a gate"),
-        ({"embeddings": {"position_encoding_type": "Learned"}}, "embeddings.position_encoding_type is 'Learned'"),
+        ({"embeddings": {"normalize": True}}, "embeddings.normalize is True (not supported)"),
+        ({"decoder": {"norm_eps": 0.01}}, "encoder.norm_eps is 1e-05, but decoder.norm_eps is 0.01"),
+        ({"encoder": {"mlp_activation_fn": "gelu"}}, "'gelu', but decoder.mlp_activation_fn is 'relu'"),
         ({"heads_kv": 1}, "heads_kv is 1 (not supported)"),
         ({"layer_norm": "rms"}, "layer_norm is 'rms'"),
         ({"encoder": {"encoder_layer_style": "postnorm"}}, "encoder.encoder_layer_style is 'postnorm'"),

@@ -20,6 +20,7 @@ from conversion.checkpoint_files import load_checkpoint
 from conversion.layout import PAPER
 from conversion.toolkits import marian
 from vaswani_transformer.loading import load_model
+from vaswani_transformer.sentences_vaswani_transformer import LanguageTokens
 
 SENTENCES = [[5, 9, 7, 11, 3], [8, 4, 3], [6, 10, 12, 12, 9, 5, 3]]
 TARGETS = torch.tensor([[2, 5, 6, 11, 7], [2, 4, 4, 9, 10], [2, 12, 5, 8, 4]])
@@ -37,6 +38,13 @@ def difference(folder: Path, batch: dict[str, Tensor], theirs: Tensor) -> float:
 )
 def test_marians_gelu_depends_on_its_version(version: str | None, expected: str):
     assert marian.choose_activation({"transformer-ffn-activation": "gelu", "version": version}) == expected
+
+
+def test_fairseqs_languages_are_tokens_after_the_dictionary():
+    """translation_multi_simple_epoch appends them to the dictionaries when it loads them."""
+    tokenizer = AutoTokenizer.from_pretrained(converted("fairseq-languages").folder)
+    assert tokenizer("__fr__ w4 w5").input_ids == [16, 4, 5, 2]
+    assert LanguageTokens(tokenizer.backend_tokenizer).names == ["de", "en", "fr"]
 
 
 class TutorialTransformer(nn.Module):

@@ -40,7 +40,6 @@ OFF = (
 )
 SUPPORTED: dict[str, tuple] = {
     "type": ("transformer",),
-    "guided-alignment": ("none",),
     "transformer-ffn-depth": (2,),
     "transformer-decoder-ffn-depth": (0, 2),
     "transformer-decoder-autoreg": ("self-attention",),
