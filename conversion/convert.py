@@ -183,6 +183,11 @@ def refuse_other_models(folder: Path) -> None:
             f"{file} cannot be converted: it is a quantised student of Bergamot or Firefox, whose decoder is an SSRU, "
             "not self-attention; convert the model.npz of its teacher"
         )
+    if (folder / "model.bin").exists() and any(folder.glob("*_vocabulary.*")):
+        raise InputError(
+            f"{folder} cannot be converted: it is a model of CTranslate2, which runs models of other toolkits; convert "
+            "the checkpoint that it was made from"
+        )
     kind = find_model_type(folder / "config.json")
     if kind not in (None, MODEL_TYPE, "marian", "fsmt"):
         what = OTHER_MODELS.get(kind, f"a model of type {kind!r}")

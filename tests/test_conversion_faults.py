@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from golden import FIXTURES, change_marians_options, golden, refusal
+from golden import FIXTURES, change_marians_options, converted, golden, refusal
 from safetensors.torch import load_file, save_file
 from saved_model import change_json
 from torch import nn
@@ -391,6 +391,20 @@ def test_joeynmt_without_layer_norm_has_joeynmts_defaults(tmp_path: Path, refuse
     assert "encoder.layer_norm is 'pre', but decoder.layer_norm is 'post'" in message
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_joeynmts_activation_is_relu_in_a_stack_that_names_none(activation: str, tmp_path: Path, refused, copy_of):
+    folder = copy_of("joeynmt")
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    del settings["model"]["decoder"]["activation"]
+    settings["model"]["encoder"]["activation"] = activation
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    if activation == "relu":
+        main([str(folder), str(tmp_path / "out")])
+    else:
+        reason = "encoder.activation is 'gelu', but decoder.activation is None"
+        assert reason in refusal(refused, folder, tmp_path / "out")
+
+
 def test_relu_dropout_of_old_fairseq_counts(tmp_path: Path, copy_of):
     """Before 0.9 `activation_dropout` was `relu_dropout`."""
     folder = copy_of("fairseq-old")
@@ -513,6 +527,22 @@ def test_other_models_of_transformers_are_refused_by_name(kind: Any, words: str,
     (theirs / "model.safetensors").write_bytes(b"")
     for path in (theirs, theirs / "config.json") if isinstance(kind, str) else (theirs,):
         assert words in refusal(refused, path, tmp_path / "out")
+
+
+def test_models_of_ctranslate2_are_refused_by_name(tmp_path: Path, refused):
+    pytest.importorskip("ctranslate2")
+    theirs = tmp_path / "theirs"
+    main([str(converted("fairseq").folder), str(theirs), "--to", "ctranslate2"])
+    for path in (theirs, theirs / "model.bin", theirs / "config.json"):
+        assert "it is a model of CTranslate2" in refusal(refused, path, tmp_path / "out")
+
+
+def test_tensorflow_checkpoints_of_others_are_not_asked_for_hparams(tmp_path: Path, refused, copy_of):
+    """Each variable is renamed to one of another toolkit, with as many characters."""
+    (index,) = copy_of("tensor2tensor").glob("*.index")
+    index.with_name("hparams.json").unlink()
+    index.write_bytes(index.read_bytes().replace(b"multihead_attention", b"multi_attention_net"))
+    assert "checkpoints of OpenNMT-tf and Keras cannot be converted" in refusal(refused, index, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -193,12 +193,12 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def save_and_compare(model: Any, folder: Path, pad: int, *left_out: str) -> float:
+def save_and_compare(model: Any, folder: Path, pad: int, *left_out: str, max_shard_size: str = "50GB") -> float:
     """Convert a random model of transformers; return the largest difference between the logits of the two.
 
     left_out: settings that are removed from its config.json
     """
-    model.save_pretrained(folder / "theirs")
+    model.save_pretrained(folder / "theirs", max_shard_size=max_shard_size)
     file = folder / "theirs" / "config.json"
     settings = json.loads(file.read_text())
     file.write_text(json.dumps({name: value for name, value in settings.items() if name not in left_out}))
@@ -229,6 +229,13 @@ def test_marian_models_have_the_logits_of_transformers(shared: bool, activation:
     model.get_buffer("final_logits_bias").normal_()
     left_out = () if activation else ("activation_function", "scale_embedding")
     assert save_and_compare(model, tmp_path, 13, *left_out) <= 1e-5
+
+
+def test_weights_of_transformers_may_be_in_several_files(tmp_path: Path):
+    model = MarianMTModel(MarianConfig(**SIZES, vocab_size=17, pad_token_id=13, decoder_start_token_id=13))
+    randomise(model)
+    assert save_and_compare(model, tmp_path, 13, max_shard_size="9KB") <= 1e-5
+    assert len(list((tmp_path / "theirs").glob("model-*.safetensors"))) > 1
 
 
 @pytest.mark.parametrize("tied", [True, False])
