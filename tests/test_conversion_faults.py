@@ -391,6 +391,16 @@ def test_joeynmt_without_layer_norm_has_joeynmts_defaults(tmp_path: Path, refuse
     assert "encoder.layer_norm is 'pre', but decoder.layer_norm is 'post'" in message
 
 
+def test_marians_guided_alignment_is_no_other_architecture(tmp_path: Path, copy_of):
+    """The loss of one more head in training; a model.npz without a configuration inside has it in model.npz.yml."""
+    folder = copy_of("variants/marian-guided-alignment")
+    change_options(folder, {"guided-alignment": "corpus.align"})
+    main([str(folder), str(tmp_path / "out")])
+    expected = load_file(converted("marian-guided-alignment").folder / "model.safetensors")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_joeynmts_activation_is_relu_in_a_stack_that_names_none(activation: str, tmp_path: Path, refused, copy_of):
     folder = copy_of("joeynmt")
