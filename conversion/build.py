@@ -42,9 +42,10 @@ def build_model(description: Description, reasons: Reasons) -> Model:
     tensors = {name: tensor.float() for name, tensor in tensors.items()}
     for name in description.unscaled:  # our model multiplies by sqrt(d_model)
         tensors[name] = tensors[name] / d_model**0.5
-    config.setdefault("attention_bias", any(name.endswith(".q_proj.bias") for name in tensors))
-    for name, tensor in list(tensors.items()):  # biases that some toolkits omit
-        if name.endswith(("norm.weight", ".fc1.weight", ".fc2.weight")):
+    config.setdefault("attention_bias", any(name.endswith("_proj.bias") for name in tensors))
+    biased = ("norm.weight", ".fc1.weight", ".fc2.weight", *(("_proj.weight",) if config["attention_bias"] else ()))
+    for name, tensor in list(tensors.items()):  # biases that some toolkits omit, in some of the modules
+        if name.endswith(biased):
             tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(tensor.shape[0]))
     add_rows(tensors, description.vocabulary)
     config |= tie_matrices(tensors, description.vocabulary) | collect_token_settings(description.vocabulary)

@@ -65,6 +65,8 @@ ALLOWED: list[Any] = [
     (SCALAR, "numpy._core.multiarray.scalar"),
     (codecs.encode, "_codecs.encode"),
     (Stub, "functools.partial"),  # a tokenizer's function in OpenNMT-py 1 and 2; never called
+    *(dict, list, str, int, float, bool),  # types of values, to which OmegaConf's nodes refer, as to Any
+    (Stub, "typing.Any"),
 ]
 
 REFUSED_NAME = re.compile(r"(?:[Uu]nsupported (?:global: )?GLOBAL |Unsupported class |callable from )([\w.]+)")

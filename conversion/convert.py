@@ -48,7 +48,7 @@ T5 = "a T5 model, which has relative positions and norms without a mean"
 OTHER_MODELS = {
     **dict.fromkeys(("bart", "mbart", "mvp", "plbart"), MBART),
     **dict.fromkeys(("t5", "mt5", "umt5", "longt5", "switch_transformers"), T5),
-    "m2m_100": "an M2M-100 or NLLB model: its layers are pre-norm, as in models of fairseq, which can be converted",
+    "m2m_100": "an M2M-100 or NLLB model: its layers are pre-norm, and translations begin with a language's token",
 }
 
 
@@ -182,6 +182,11 @@ def refuse_other_models(folder: Path) -> None:
         raise InputError(
             f"{file} cannot be converted: it is a quantised student of Bergamot or Firefox, whose decoder is an SSRU, "
             "not self-attention; convert the model.npz of its teacher"
+        )
+    if (folder / "model.bin").exists() and any(folder.glob("*_vocabulary.*")):
+        raise InputError(
+            f"{folder} cannot be converted: it is a model of CTranslate2, which runs models of other toolkits; convert "
+            "the checkpoint that it was made from"
         )
     kind = find_model_type(folder / "config.json")
     if kind not in (None, MODEL_TYPE, "marian", "fsmt"):

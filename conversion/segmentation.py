@@ -49,7 +49,8 @@ def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: st
     """
     tokens = vocabulary.tokens(side)
     if any(token.endswith("@@") for token in tokens):
-        codes = find_file(folder, f"bpecodes.{language}", f"*codes*.{language}", "bpecodes", "*codes*", "code", "*.bpe")
+        names = (f"bpecodes.{language}", f"*codes*.{language}", f"{language}.bpe", "bpecodes", "*codes*", "code")
+        codes = find_file(folder, *names, "*.bpe")
         if codes:
             vocabulary.files.append(codes)
             return build_bpe_tokenizer(vocabulary, side, read_codes(codes))

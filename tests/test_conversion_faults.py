@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from golden import FIXTURES, change_marians_options, golden, refusal
+from golden import FIXTURES, change_marians_options, converted, golden, refusal
 from safetensors.torch import load_file, save_file
 from saved_model import change_json
 from torch import nn
@@ -361,14 +361,19 @@ def test_a_vocabulary_in_yaml_is_a_flat_mapping(tmp_path: Path, refused, copy_of
     [
         (
             "marian",
-            {"guided-alignment": "a", "transformer-ffn-activation": "sine", "transformer-decoder-autoreg": "rnn"},
-            ["--guided-alignment 'a'", "--transformer-ffn-activation 'sine'", "--transformer-decoder-autoreg 'rnn'"],
+            {"transformer-ffn-activation": "sine", "transformer-decoder-autoreg": "rnn"},
+            ["--transformer-ffn-activation 'sine'", "--transformer-decoder-autoreg 'rnn'"],
         ),
         ("marian", {"lemma-dim-emb": 16, "factors-dim-emb": 8}, ["--lemma-dim-emb 16", "--factors-dim-emb 8"]),
         (
             "fairseq-old",
             {"layernorm_embedding": True, "cross_self_attention": True, "activation_fn": "glu"},
             ["--layernorm-embedding True", "--cross-self-attention True", "--activation-fn 'glu'"],
+        ),
+        (
+            "fairseq-old",
+            {"lang_pairs": "en-de,en-fr", "decoder_langtok": True, "quant_noise_pq": 0.1, "simul_type": "waitk"},
+            ["--decoder-langtok True", "--quant-noise-pq 0.1", "--simul-type 'waitk'"],
         ),
         (
             "fairseq-old",
@@ -403,6 +408,30 @@ def test_joeynmt_without_layer_norm_has_joeynmts_defaults(tmp_path: Path, refuse
     (folder / "config.yaml").write_text(re.sub(r"\n +layer_norm: \w+", "", text))
     message = refusal(refused, folder, tmp_path / "out")
     assert "encoder.layer_norm is 'pre', but decoder.layer_norm is 'post'" in message
+
+
+def test_marians_guided_alignment_is_no_other_architecture(tmp_path: Path, copy_of):
+    """The loss of one more head in training; a model.npz without a configuration inside has it in model.npz.yml."""
+    folder = copy_of("variants/marian-guided-alignment")
+    change_options(folder, {"guided-alignment": "corpus.align"})
+    main([str(folder), str(tmp_path / "out")])
+    expected = load_file(converted("marian-guided-alignment").folder / "model.safetensors")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_joeynmts_activation_is_relu_in_a_stack_that_names_none(activation: str, tmp_path: Path, refused, copy_of):
+    folder = copy_of("joeynmt")
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    del settings["model"]["decoder"]["activation"]
+    settings["model"]["encoder"]["activation"] = activation
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    if activation == "relu":
+        main([str(folder), str(tmp_path / "out")])
+    else:
+        reason = "encoder.activation is 'gelu', but decoder.activation is None"
+        assert reason in refusal(refused, folder, tmp_path / "out")
 
 
 def test_relu_dropout_of_old_fairseq_counts(tmp_path: Path, copy_of):
@@ -529,6 +558,22 @@ def test_other_models_of_transformers_are_refused_by_name(kind: Any, words: str,
         assert words in refusal(refused, path, tmp_path / "out")
 
 
+def test_models_of_ctranslate2_are_refused_by_name(tmp_path: Path, refused):
+    pytest.importorskip("ctranslate2")
+    theirs = tmp_path / "theirs"
+    main([str(converted("fairseq").folder), str(theirs), "--to", "ctranslate2"])
+    for path in (theirs, theirs / "model.bin", theirs / "config.json"):
+        assert "it is a model of CTranslate2" in refusal(refused, path, tmp_path / "out")
+
+
+def test_tensorflow_checkpoints_of_others_are_not_asked_for_hparams(tmp_path: Path, refused, copy_of):
+    """Each variable is renamed to one of another toolkit, with as many characters."""
+    (index,) = copy_of("tensor2tensor").glob("*.index")
+    index.with_name("hparams.json").unlink()
+    index.write_bytes(index.read_bytes().replace(b"multihead_attention", b"multi_attention_net"))
+    assert "checkpoints of OpenNMT-tf and Keras cannot be converted" in refusal(refused, index, tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("module", "words"),
     [
@@ -587,6 +632,14 @@ def test_other_models_of_fairseq_are_refused_by_name(architecture: str, part: st
     assert f"its architecture {architecture!r} has no " in refusal(refused, file, tmp_path / "out")
 
 
+@pytest.mark.parametrize("name", ["decoder.embed_length", "decoder.embed_mask_ins", "decoder.pool_out"])
+def test_a_non_autoregressive_model_of_fairseq_is_refused_by_name(name: str, tmp_path: Path, refused, copy_of):
+    """The tensors of cmlm_transformer, levenshtein_transformer and insertion_transformer."""
+    file = copy_of("fairseq-old") / "checkpoint_best.pt"
+    change_pickle(file, {"model": load_checkpoint(file)["model"] | {f"{name}.weight": torch.zeros(3, 32)}})
+    assert "(it is non-autoregressive)" in refusal(refused, file, tmp_path / "out")
+
+
 def test_a_recurrent_model_of_joeynmt_is_refused_by_its_type(tmp_path: Path, refused, copy_of):
     folder = copy_of("joeynmt")
     settings = yaml.safe_load((folder / "config.yaml").read_text())
@@ -625,7 +678,9 @@ def test_a_message_about_hundreds_of_tensors_stays_short(tmp_path: Path, refused
     [
         ({"position_encoding_type": "Rotary"}, "its positions are Rotary, inside the attention"),
         ({"mlp_activation_fn": "gated-silu"}, "its feed-forward layers have a gate"),
-        ({"embeddings": {"position_encoding_type": "Learned"}}, "embeddings.position_encoding_type is 'Learned'"),
+        ({"embeddings": {"normalize": True}}, "embeddings.normalize is True (not supported)"),
+        ({"decoder": {"norm_eps": 0.01}}, "encoder.norm_eps is 1e-05, but decoder.norm_eps is 0.01"),
+        ({"encoder": {"mlp_activation_fn": "gelu"}}, "'gelu', but decoder.mlp_activation_fn is 'relu'"),
         ({"heads_kv": 1}, "heads_kv is 1 (not supported)"),
         ({"layer_norm": "rms"}, "layer_norm is 'rms'"),
         ({"encoder": {"encoder_layer_style": "postnorm"}}, "encoder.encoder_layer_style is 'postnorm'"),

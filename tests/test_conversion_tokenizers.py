@@ -2,24 +2,27 @@
 
 import json
 import random
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from golden import converted, opus_folder, train_sentencepiece
+from golden import converted, golden, opus_folder, train_sentencepiece
 from safetensors.torch import load_file
 from saved_model import ENGLISH, GERMAN
-from transformers import MarianMTModel, MarianTokenizer
+from tokenizers import Tokenizer
+from transformers import MarianMTModel, MarianTokenizer, PreTrainedTokenizerFast
 
 from conversion.__main__ import main
 from conversion.segmentation import SentencePieceModel, find_sentencepiece, read_codes
 from conversion.toolkits import hugging_face, marian
 from conversion.toolkits.tensor2tensor import build_subword_tokenizer
-from conversion.vocabulary import Vocabulary
+from conversion.vocabulary import SIDES, Vocabulary
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.sentences_vaswani_transformer import LanguageTokens
+from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER, LanguageTokens
 
 TEXTS = [*GERMAN, *ENGLISH, "  zwei  Räume ", "ﬁne ① Ωmega 漢字 x", "", "naïve—test…", "a b"]
 
@@ -396,3 +399,42 @@ def test_hf_marian_finds_its_unknown_token(tmp_path: Path):
     (tmp_path / "vocab.json").write_text(json.dumps({"</s>": 0, "a": 1, "<unk>": 2, "<pad>": 3}))
     vocabulary = hugging_face.read_marian_vocabulary(tmp_path, {"eos_token_id": 0, "pad_token_id": 3}, [4, 4])
     assert (vocabulary.unknown, vocabulary.pad_id, vocabulary.start_id) == (2, 3, 3)
+
+
+def make_opus_archive(folder: Path, theirs: str, pieces: Sequence[str]) -> Path:
+    """Return a folder with the files of OPUS-MT's archives, without the models that segment texts."""
+    folder.mkdir()
+    name, vocab = "opus.transformer-align.model1.npz.best-perplexity.npz", "opus.vocab.yml"
+    shutil.copyfile(golden(theirs) / "model.npz", folder / name)
+    lines = [f"{json.dumps(piece)}: {id}\n" for id, piece in enumerate(pieces)]
+    (folder / vocab).write_text("".join(lines), encoding="utf-8")
+    settings = f"models: [{name}]\nvocabs: [{vocab}, {vocab}]\nbeam-size: 6\nnormalize: 1\n"
+    (folder / "decoder.yml").write_text(settings, encoding="utf-8")
+    return folder
+
+
+def test_texts_are_segmented_as_the_scripts_of_opus_mts_archives_do(tmp_path: Path):
+    """Their vocabulary is a YAML file of SentencePiece's pieces, and the two models are next to it."""
+    model = golden("marian-spm") / "vocab.spm"
+    archive = make_opus_archive(
+        tmp_path / "theirs", "marian-spm", [piece for piece, *_ in SentencePieceModel.read(model).pieces]
+    )
+    for side in SIDES:
+        shutil.copyfile(model, archive / f"{side}.spm")
+    main([str(archive), str(tmp_path / "ours")])
+    expected = converted("marian-spm")
+    ours = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "ours" / "tokenizer.json"))
+    assert ours(expected.texts[0]).input_ids == expected.tokenizer()(expected.texts[0]).input_ids
+    settings = json.loads((tmp_path / "ours" / "generation_config.json").read_text())
+    assert (settings["num_beams"], settings["length_penalty"]) == (6, 1)
+
+
+def test_each_side_of_opus_mts_archives_has_its_codes(tmp_path: Path):
+    words = ["a@@", "b", "ab", *(f"w{n}" for n in range(41))]  # as many as the fixture's vocabulary
+    archive = make_opus_archive(tmp_path / "theirs", "marian", ["</s>", "<unk>", *words])
+    (archive / "source.bpe").write_text("#version: 0.2\na b</w>\n")
+    (archive / "target.bpe").write_text("#version: 0.2\nc d</w>\n")
+    main([str(archive), str(tmp_path / "ours")])
+    ours, theirs = tmp_path / "ours" / "tokenizer.json", tmp_path / "ours" / TARGET_TOKENIZER / "tokenizer.json"
+    assert Tokenizer.from_file(str(ours)).encode("ab").ids == [4, 0]
+    assert Tokenizer.from_file(str(theirs)).encode("ab").ids == [2, 3, 0]

@@ -20,6 +20,7 @@ from conversion.checkpoint_files import load_checkpoint
 from conversion.layout import PAPER
 from conversion.toolkits import marian
 from vaswani_transformer.loading import load_model
+from vaswani_transformer.sentences_vaswani_transformer import LanguageTokens
 
 SENTENCES = [[5, 9, 7, 11, 3], [8, 4, 3], [6, 10, 12, 12, 9, 5, 3]]
 TARGETS = torch.tensor([[2, 5, 6, 11, 7], [2, 4, 4, 9, 10], [2, 12, 5, 8, 4]])
@@ -37,6 +38,13 @@ def difference(folder: Path, batch: dict[str, Tensor], theirs: Tensor) -> float:
 )
 def test_marians_gelu_depends_on_its_version(version: str | None, expected: str):
     assert marian.choose_activation({"transformer-ffn-activation": "gelu", "version": version}) == expected
+
+
+def test_fairseqs_languages_are_tokens_after_the_dictionary():
+    """translation_multi_simple_epoch appends them to the dictionaries when it loads them."""
+    tokenizer = AutoTokenizer.from_pretrained(converted("fairseq-languages").folder)
+    assert tokenizer("__fr__ w4 w5").input_ids == [16, 4, 5, 2]
+    assert LanguageTokens(tokenizer.backend_tokenizer).names == ["de", "en", "fr"]
 
 
 class TutorialTransformer(nn.Module):
@@ -185,12 +193,12 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def save_and_compare(model: Any, folder: Path, pad: int, *left_out: str) -> float:
+def save_and_compare(model: Any, folder: Path, pad: int, *left_out: str, max_shard_size: str = "50GB") -> float:
     """Convert a random model of transformers; return the largest difference between the logits of the two.
 
     left_out: settings that are removed from its config.json
     """
-    model.save_pretrained(folder / "theirs")
+    model.save_pretrained(folder / "theirs", max_shard_size=max_shard_size)
     file = folder / "theirs" / "config.json"
     settings = json.loads(file.read_text())
     file.write_text(json.dumps({name: value for name, value in settings.items() if name not in left_out}))
@@ -221,6 +229,13 @@ def test_marian_models_have_the_logits_of_transformers(shared: bool, activation:
     model.get_buffer("final_logits_bias").normal_()
     left_out = () if activation else ("activation_function", "scale_embedding")
     assert save_and_compare(model, tmp_path, 13, *left_out) <= 1e-5
+
+
+def test_weights_of_transformers_may_be_in_several_files(tmp_path: Path):
+    model = MarianMTModel(MarianConfig(**SIZES, vocab_size=17, pad_token_id=13, decoder_start_token_id=13))
+    randomise(model)
+    assert save_and_compare(model, tmp_path, 13, max_shard_size="9KB") <= 1e-5
+    assert len(list((tmp_path / "theirs").glob("model-*.safetensors"))) > 1
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -12,9 +12,9 @@ from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.files import read_json_object
 
 from ..checkpoint_files import load_shards
-from ..layout import OUTPUT, OUTPUT_BIAS, PAPER, SOURCE, TARGET, TENSOR2TENSOR
+from ..layout import OUTPUT, OUTPUT_BIAS, PAPER, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR
 from ..options import STACKS, Options, Reasons, flatten_options
-from ..rename import Rule, expand_layers, find_first, select_weights
+from ..rename import Rule, expand_layers, expand_table, find_first, select_weights
 from ..segmentation import add_tokenizers
 from ..toolkit import Description, register_reader
 from ..vocabulary import Vocabulary, join_sides
@@ -31,14 +31,17 @@ NOTES = [
     "The source has no </s>.",
 ]
 SINUSOIDS = {"SinusoidalInterleaved": PAPER, "SinusoidalConcat": TENSOR2TENSOR}
+LEARNED = "Learned"  # then embeddings are not scaled
+# Settings of a stack that must be the same in both, with eole's defaults.
+SAME_IN_BOTH = {"mlp_activation_fn": "relu", "norm_eps": EPSILON, "head_dim": None}
 PLACES = ("", "encoder.", "decoder.", "embeddings.")  # of a setting inside `model`
 OFF = (
     "parallel_residual shared_layer_norm ffn_layernorm query_norm key_norm value_norm num_experts sliding_window "
-    "relative_positions_buckets q_gating attn_scaling aan_useffn lambda_align alignment_heads coverage_attn adapter"
+    "relative_positions_buckets q_gating attn_scaling aan_useffn coverage_attn adapter normalize"
 ).split()
 SUPPORTED: dict[str, tuple] = {
     "layer_norm": ("standard", "standardFP32"),
-    "position_encoding_type": tuple(SINUSOIDS),
+    "position_encoding_type": (*SINUSOIDS, LEARNED),
     "mlp_activation_fn": ("relu", "gelu", "silu"),
     "encoder_layer_style": ("standard",),
     "final_encoder_layer_norm": (True,),
@@ -89,14 +92,17 @@ def read(path: Path, reasons: Reasons) -> Description:
     refuse_by_name(reasons, positions, is_gated)
     options.require({place + name: values for place in PLACES for name, values in SUPPORTED.items()})
     options.require({}, " ".join(place + name for place in PLACES for name in OFF))
+    eps_is_known = any(place + "norm_eps" in options for place in PLACES)
     for place in PLACES:
         for name, same in (("heads_kv", "heads"), ("layer_types", "")):
             if options.get(place + name) not in (None, options.get(place + same)):
                 reasons.add_setting(f"{options.show(place + name)} (not supported)")
     for stack in STACKS:  # settings of `model` apply to both stacks
-        for name in ("layers", "heads", "transformer_ff", "hidden_size"):
-            options.setdefault(f"{stack}.{name}", options.get(name))
+        for name in ("layers", "heads", "transformer_ff", "hidden_size", *SAME_IN_BOTH):
+            options.setdefault(f"{stack}.{name}", options.get(name, SAME_IN_BOTH.get(name)))
         options.require_equal(f"{stack}.hidden_size", "hidden_size")
+    for name in SAME_IN_BOTH:
+        options.require_equal(f"encoder.{name}", f"decoder.{name}")
     stacks = "{encoder,decoder}."
     config = options.read_sizes(("hidden_size", f"{stacks}layers", f"{stacks}heads", f"{stacks}transformer_ff"))
     reasons.raise_if_any()
@@ -106,14 +112,20 @@ def read(path: Path, reasons: Reasons) -> Description:
         raise InputError(f"{path.parent}: model.00.safetensors is missing next to config.json")
     tensors = select_weights(load_shards(files), reasons, *IGNORED)
     config |= options.read_rates(0.1, *(f"training.{name}" for name in RATES)) | {
-        "activation_function": options.get("mlp_activation_fn", "relu"),
+        "activation_function": options["encoder.mlp_activation_fn"],
         "norm_position": "pre",
-        "layer_norm_eps": float(options.get("norm_eps", EPSILON)),
+        "layer_norm_eps": float(options["encoder.norm_eps"]),
+        "d_k": options["encoder.head_dim"],
+        "d_v": options["encoder.head_dim"],
     }
     source, *others = EMBEDDINGS
     rules = [Rule(find_first(tensors, name, *others, source), ours) for name, ours in EMBEDDINGS.items()]
     if "generator.bias" in tensors:
         rules.append(Rule("generator.bias", OUTPUT_BIAS))
+    encoding = options.get("embeddings.position_encoding_type") or "SinusoidalInterleaved"
+    if encoding == LEARNED:
+        rules += expand_table({"{src,tgt}_emb.pe.weight": POSITIONS})
+        config["position_offset"] = options.get("embeddings.position_shift") or 0
     layers = expand_layers(
         config, "{encoder,decoder}.transformer_layers.#.", LAYERS, "{encoder,decoder}.layer_norm.{weight,bias}"
     )
@@ -124,9 +136,10 @@ def read(path: Path, reasons: Reasons) -> Description:
         rules,
         config,
         read_vocabulary(path.parent),
-        SINUSOIDS[options.get("embeddings.position_encoding_type") or "SinusoidalInterleaved"],
+        SINUSOIDS.get(encoding, PAPER),
+        unscaled=(SOURCE, TARGET) if encoding == LEARNED else (),
         notes=NOTES,
-        assumptions=[] if "norm_eps" in options else [EPSILON_ASSUMED],
+        assumptions=[] if eps_is_known else [EPSILON_ASSUMED],
         search=read_search(content.get("inference", {})),
     )
 

@@ -47,8 +47,11 @@ OFF_IN_WRITTEN_FILES = (
 )
 OFF = (
     f"{OFF_IN_WRITTEN_FILES} char_inputs adaptive_softmax_cutoff encoder_layers_to_keep decoder_layers_to_keep "
-    "quant_noise_scalar alignment_heads base_layers"
+    "quant_noise_pq quant_noise_scalar base_layers simul_type"
 )
+# With these, translation_multi_simple_epoch begins translations with a language's token.
+OFF_WITH_LANGUAGES = "decoder_langtok lang_tok_replacing_bos_eos"
+LANGUAGE_STYLES = {"multilingual": "__{}__", "mbart": "[{}]"}  # by --lang-tok-style
 SIZES = (
     "encoder_embed_dim",
     "{encoder,decoder}_layers",
@@ -67,6 +70,8 @@ LAYER = {
 LAYERS = dict.fromkeys(STACKS, LAYER)
 # Models of other kinds, such as LSTMs, convolutions and language models, lack one of these.
 PARTS = ("encoder.layers.0.self_attn", "decoder.layers.0.self_attn", "decoder.layers.0.encoder_attn")
+# The first two kinds predict lengths and insertions; the third is insertion_transformer.
+NOT_AUTOREGRESSIVE = ("decoder.embed_length.weight", "decoder.embed_mask_ins.weight", "decoder.pool_out.weight")
 EMBEDDINGS = {"encoder.embed_tokens.weight": SOURCE, DECODER_EMBEDDING: TARGET, OUTPUT_PROJECTION: OUTPUT}
 LEARNED = {"{encoder,decoder}.embed_positions.weight": POSITIONS}
 NOTES = [
@@ -104,12 +109,9 @@ def read(path: Path, reasons: Reasons) -> Description:
     """Describe a checkpoint_*.pt file and the dictionaries next to it."""
     checkpoint = load_checkpoint(path)
     options = Options(read_options(checkpoint), reasons, as_flags=True)
-    missing = [part for part in PARTS if not any(str(name).startswith(part) for name in checkpoint["model"])]
-    if missing:
-        architecture = options.get("arch") or options.get("_name")
-        reasons.add_setting(f"its architecture {show_value(architecture)} has no {' and no '.join(missing)}")
-        reasons.raise_if_any()
-    options.require({"activation_fn": tuple(ACTIVATIONS)}, OFF)
+    check_architecture(checkpoint["model"], options, reasons)
+    languages = options.get("lang_pairs") is not None
+    options.require({"activation_fn": tuple(ACTIVATIONS)}, f"{OFF} {OFF_WITH_LANGUAGES}" if languages else OFF)
     config = options.read_sizes(SIZES)
     for name in ("decoder_embed_dim", "decoder_input_dim", "decoder_output_dim"):
         options.require_equal(name, "encoder_embed_dim", missing=config["d_model"])
@@ -139,6 +141,17 @@ def read(path: Path, reasons: Reasons) -> Description:
     return Description(tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=NOTES, kept=kept)
 
 
+def check_architecture(model: Mapping[Any, Any], options: Options, reasons: Reasons) -> None:
+    """Raise the reasons if the tensors are those of another architecture, by its name."""
+    architecture = f"its architecture {show_value(options.get('arch') or options.get('_name'))}"
+    missing = [part for part in PARTS if not any(str(name).startswith(part) for name in model)]
+    if missing:
+        reasons.add_setting(f"{architecture} has no {' and no '.join(missing)}")
+    elif not model.keys().isdisjoint(NOT_AUTOREGRESSIVE):
+        reasons.add_setting(f"{architecture} does not produce one token after the other (it is non-autoregressive)")
+    reasons.raise_if_any()
+
+
 def read_options(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of the model, from `cfg` (0.10 and later) or `args`."""
     cfg = get_items(checkpoint.get("cfg"))
@@ -153,9 +166,19 @@ def read_options(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def get_items(part: Any) -> dict[str, Any]:
-    """Return the items of a Namespace or a dictionary; none of anything else."""
+    """Return the items of a Namespace, a dictionary or OmegaConf's DictConfig; none of anything else."""
+    part = unwrap_node(part)
     items = getattr(part, "__dict__", part)
     return items if isinstance(items, dict) else {}
+
+
+def unwrap_node(node: Any) -> Any:
+    """Return the value of a node of OmegaConf, which versions between 0.10 and 0.12 save as an object."""
+    attributes = getattr(node, "__dict__", {})
+    content = attributes.get("_content")
+    if isinstance(content, dict):
+        return {name: unwrap_node(value) for name, value in content.items()}
+    return attributes.get("_val", node)
 
 
 def update_old_names(tensors: dict[str, Tensor]) -> None:
@@ -178,8 +201,26 @@ def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -
         missing = " and ".join(f"dict.{lang}.txt" for lang, file in zip(languages, files, strict=True) if file is None)
         why = f"the checkpoint comes without {missing}. Ids are fairseq's"
         return number_tokens(SPECIAL, rows, why, **IDS)
+    added = name_language_tokens(options)
     source, target = (SPECIAL + read_counted_words(file) for file in present)
+    for tokens in (source, target):
+        tokens += [token for token in added if token not in tokens]
     return add_tokenizers(Vocabulary(source, target, files=present, **IDS), folder, languages)
+
+
+def name_language_tokens(options: Mapping[str, Any]) -> list[str]:
+    """Return the tokens that translation_multi_simple_epoch appends to each dictionary when it loads it."""
+    pairs, style = options.get("lang_pairs"), options.get("lang_tok_style")
+    if pairs is None or style not in LANGUAGE_STYLES:
+        return []
+    languages = options.get("langs") or sorted({language for pair in split(pairs) for language in pair.split("-")})
+    tokens = [LANGUAGE_STYLES[style].format(language) for language in split(languages)]
+    return [*tokens, "<mask>"] if style == "mbart" else tokens
+
+
+def split(names: str | list[str]) -> list[str]:
+    """Return the items of a list, which may be written with commas."""
+    return names.split(",") if isinstance(names, str) else names
 
 
 def read_counted_words(path: Path) -> list[str]:
@@ -245,8 +286,10 @@ def write_checkpoint(folder: OurModel, out: Path, options: Options) -> None:
 
 
 def read_languages(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return source_lang and target_lang, the codes in the dictionaries' file names."""
-    return {name: options.get(name) or default for name, default in DEFAULT_LANGUAGES.items()}
+    """Return source_lang and target_lang, the codes in the dictionaries' file names; of several pairs, the first."""
+    pairs = split(options.get("lang_pairs") or [])
+    names = pairs[0].split("-") if pairs else DEFAULT_LANGUAGES.values()
+    return {name: options.get(name) or other for name, other in zip(DEFAULT_LANGUAGES, names, strict=True)}
 
 
 def make_options(config: Any, languages: Mapping[str, str]) -> argparse.Namespace:

@@ -24,7 +24,7 @@ from vaswani_transformer.search_vaswani_transformer import ONLY_IN_GENERATE, REP
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenizer_files import TOKENIZER_FILES
 
-from ..checkpoint_files import load_checkpoint, require_file
+from ..checkpoint_files import find_file, load_shards, require_file
 from ..folder import OurModel, write_toolkit_json
 from ..layout import CONCATENATED, OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR
 from ..options import MAX_SIZE, RATES, Options, Reasons, expand, map_sizes
@@ -38,6 +38,7 @@ SIZES = ("d_model", "{encoder,decoder}_layers", "{encoder,decoder}_attention_hea
 OFF = "normalize_before normalize_embedding add_final_layer_norm quantization_config"
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu", "swish", "quick_gelu")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+SHARDS = ("model-*-of-*.safetensors", "pytorch_model-*-of-*.bin")  # of a model above `max_shard_size`
 ADDED_TOKENS = ("added_tokens.json", "tokenizer_config.json")
 PENALTY_NOTE = explain_penalty("transformers", "log P / L^length_penalty")
 DEFAULT_SEARCH = {"num_beams": 1, "length_penalty": 1.0, "early_stopping": False}  # of transformers
@@ -78,8 +79,10 @@ def read_model(
     supported: the values that options must have
     """
     options = Options(read_json_object(path.with_name("config.json")), reasons)
-    file = require_file(path.parent, *WEIGHTS)
-    weights = load_checkpoint(file)
+    shards = next(filter(None, (sorted(path.parent.glob(pattern)) for pattern in SHARDS)), [])
+    if not shards or find_file(path.parent, *WEIGHTS):
+        shards = [require_file(path.parent, *WEIGHTS)]
+    weights = load_shards(shards)
     options.require({"activation_function": ACTIVATIONS, "scale_embedding": (True, False), **supported}, OFF)
     config = options.read_sizes(SIZES)
     reasons.raise_if_any()

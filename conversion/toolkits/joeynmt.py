@@ -86,8 +86,8 @@ def read(path: Path, reasons: Reasons) -> Description:
     options.require(SUPPORTED)
     reasons.raise_if_any()
     config = options.read_sizes(SIZES)
-    for name in ("hidden_size", "activation", "layer_norm"):
-        options.require_equal(f"encoder.{name}", f"decoder.{name}")
+    for name, default in (("hidden_size", None), ("activation", "relu"), ("layer_norm", None)):
+        options.require_equal(f"encoder.{name}", f"decoder.{name}", missing=default)
     for stack in STACKS:
         options.require_equal(f"{stack}.embeddings.embedding_dim", f"{stack}.hidden_size", missing=config["d_model"])
     reasons.raise_if_any()

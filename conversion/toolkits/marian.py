@@ -25,7 +25,7 @@ from ..folder import OurModel
 from ..layout import DECODER_POSITIONS, ENCODER_POSITIONS, OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, TENSOR2TENSOR
 from ..options import STACKS, Options, Reasons, show_value
 from ..rename import Rule, expand_layers, find_first, rename_to_theirs, select_weights
-from ..segmentation import CONTROL, UNKNOWN, SentencePieceModel, build_word_tokenizer
+from ..segmentation import CONTROL, SPACE, UNKNOWN, SentencePieceModel, build_word_tokenizer, find_tokenizer
 from ..toolkit import Description, count_embeddings, explain_penalty, register_reader, register_writer
 from ..vocabulary import SIDES, Vocabulary, find_unused_name, number_tokens
 
@@ -40,7 +40,6 @@ OFF = (
 )
 SUPPORTED: dict[str, tuple] = {
     "type": ("transformer",),
-    "guided-alignment": ("none",),
     "transformer-ffn-depth": (2,),
     "transformer-decoder-ffn-depth": (0, 2),
     "transformer-decoder-autoreg": ("self-attention",),
@@ -146,10 +145,16 @@ def read(path: Path, reasons: Reasons) -> Description:
 
 def read_search(path: Path) -> dict[str, Any]:
     """Return the settings in decoder.yml for our generation_config.json."""
-    file = path.with_name(path.name + ".decoder.yml")
+    file = find_decoder_settings(path)
     settings = read_yaml(file) if file.exists() else {}
     names = {"beam-size": "num_beams", "normalize": "length_penalty"}
     return {ours: settings[theirs] for theirs, ours in names.items() if isinstance(settings.get(theirs), int | float)}
+
+
+def find_decoder_settings(path: Path) -> Path:
+    """Return the .decoder.yml of a model, which may be missing; published models have a decoder.yml."""
+    file, published = path.with_name(path.name + ".decoder.yml"), path.with_name("decoder.yml")
+    return published if published.exists() and not file.exists() else file
 
 
 def read_configuration(path: Path, inside: np.ndarray | None) -> str:
@@ -185,7 +190,7 @@ def make_embedding_rules(tensors: Mapping[str, Tensor], options: Mapping[str, An
 
 def read_vocabulary(path: Path, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:
     """Read the vocabularies that decoder.yml or the training's configuration names."""
-    decoder = path.with_name(path.name + ".decoder.yml")
+    decoder = find_decoder_settings(path)
     names = options.get("vocabs") or []
     if decoder.exists():
         names = read_yaml(decoder).get("vocabs") or names
@@ -210,11 +215,15 @@ def read_vocabulary(path: Path, options: Mapping[str, Any], rows: list[int]) -> 
     present = [file for file in dict.fromkeys([*files, decoder]) if file.exists()]
     vocabulary = Vocabulary(source, target, eos=ids[0], unknown=ids[1], files=present)
     for side, model in zip(SIDES, models, strict=True):
-        vocabulary.tokenizers[side] = (
-            model.build_tokenizer(vocabulary, side) if model else build_word_tokenizer(vocabulary, side)
-        )
         if model:
+            vocabulary.tokenizers[side] = model.build_tokenizer(vocabulary, side)
             vocabulary.references[side] = model.make_reference(vocabulary, side)
+        elif any(token.startswith(SPACE) or token.endswith("@@") for token in vocabulary.tokens(side)):
+            # As in OPUS-MT's archives, where scripts segment texts with source.spm or source.bpe.
+            vocabulary.tokenizers[side] = find_tokenizer(vocabulary, side, path.parent, side)
+        else:
+            vocabulary.tokenizers[side] = build_word_tokenizer(vocabulary, side)
+    vocabulary.files = list(dict.fromkeys(vocabulary.files))
     return vocabulary
 
 

@@ -40,7 +40,7 @@ OFF = (
     "multiquery parallel_residual shared_layer_norm aan_useffn coverage_attn relative_positions_buckets num_kv "
     "sliding_window num_experts quant_type lora_layers"
 )
-# Options with the value that is written; most support no other.
+# Options with the value that is written; most support no other. Alignment adds a loss for a head, but no computation.
 FIXED: dict[str, Any] = {
     **dict.fromkeys(("encoder_type", "decoder_type"), "transformer"),
     **dict.fromkeys(("max_relative_positions", "n_src_feats"), 0),
@@ -53,7 +53,7 @@ FIXED: dict[str, Any] = {
     "lambda_align": 0.0,
     "generator_function": "softmax",
 }
-SUPPORTED = {name: (value,) for name, value in FIXED.items()} | {
+SUPPORTED = {name: (value,) for name, value in FIXED.items() if name != "lambda_align"} | {
     "self_attn_type": ("scaled-dot", "scaled-dot-flash"),
     "position_encoding_type": tuple(SINUSOIDS),
     "pos_ffn_activation_fn": ("relu", "gelu"),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
+from vaswani_transformer.model_folder import enumerate_names
 
 from ..checkpoint_files import require_file
 from ..layout import OUTPUT, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR
@@ -89,6 +90,13 @@ def make_layer_rules(config: dict[str, Any]) -> list[Rule]:
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a checkpoint's .index and the hparams.json next to it."""
     bundle = Bundle(path)
+    names = [name for name in bundle.entries if not any(re.fullmatch(pattern, name) for pattern in IGNORED)]
+    body = next((name.removesuffix(FIRST_QUERY) for name in names if name.endswith(FIRST_QUERY)), None)
+    if body is None:
+        raise InputError(
+            f"{path} contains no Transformer of tensor2tensor: there is no variable .../{FIRST_QUERY} among "
+            f"{enumerate_names(names)}; checkpoints of OpenNMT-tf and Keras cannot be converted"
+        )
     options = Options(read_hparams(path.parent), reasons)
     options.require(SUPPORTED, OFF)
     for stack in STACKS:
@@ -97,15 +105,11 @@ def read(path: Path, reasons: Reasons) -> Description:
     options.setdefault("layer_preprocess_sequence", "none")
     options.setdefault("layer_postprocess_sequence", "dan")
     config["norm_position"] = options.read_norm_position("layer_{preprocess,postprocess}_sequence", NORM_POSITIONS)
-    names = [name for name in bundle.entries if not any(re.fullmatch(pattern, name) for pattern in IGNORED)]
     for name in names:
         if bundle.entries[name].dtype not in TYPES:
             reasons.add_setting(f"variable {name} has TensorFlow's type {bundle.entries[name].dtype}")
     reasons.raise_if_any()
 
-    body = next((name.removesuffix(FIRST_QUERY) for name in names if name.endswith(FIRST_QUERY)), None)
-    if body is None:
-        raise InputError(f"{path} contains no Transformer: there is no variable .../{FIRST_QUERY}")
     weights = {name.removeprefix(body): torch.from_numpy(bundle.read_tensor(name)) for name in names}
     tensors = select_weights(weights, reasons)
     join_embeddings(tensors, config["d_model"], reasons)
