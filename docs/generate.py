@@ -232,7 +232,7 @@ def recipe_page() -> str:
     lines = [RECIPE_INTRODUCTION]
     for settings in recipe.Settings.__annotations__.values():
         heading, _, text = re.sub("[;:] ", "\n", str(settings.__doc__).removesuffix("."), count=1).partition("\n")
-        lines += [f"## {heading}", "", f"{text[:1].upper()}{text[1:]}." if text else "", ""]
+        lines += [f"## {heading}", ""] + ([f"{text[:1].upper()}{text[1:]}.", ""] if text else [])
         lines += ["| key | type | default | limits | meaning |", "|---|---|---|---|---|"]
         for name in settings.model_fields:
             types = schema[name].get("anyOf", [schema[name]])
