@@ -15,11 +15,15 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command(
-    help="Convert a checkpoint of another toolkit to a model folder or, with --to, a model folder to a checkpoint."
+    help="Convert a checkpoint of another toolkit to a model folder or, with --to, a model folder to a checkpoint. "
+    "A SentencePiece model becomes a tokenizer to train with."
 )
 def convert(
     model: Annotated[
-        str, typer.Argument(help="A checkpoint or its folder, or owner/name on the Hub; with --to, a model folder.")
+        str,
+        typer.Argument(
+            help="A checkpoint, its folder, owner/name on the Hub, or a SentencePiece model; with --to, a model folder."
+        ),
     ],
     out: Annotated[Path, typer.Argument(help="A new folder.")],
     toolkit: Annotated[
@@ -50,11 +54,13 @@ def convert(
     if to is not None and (toolkit, logits, paper_search) != (None, None, False):
         raise InputError("--to converts a model folder of this project and takes no other option")
     path = locate_model(model, revision, dry_run)
-    from .convert import export_checkpoint, import_checkpoint
+    from .convert import export_checkpoint, import_checkpoint, import_tokenizer
 
     start = time.perf_counter()
     if to is not None:
         export_checkpoint(path, out, to)
+    elif path.suffix in (".model", ".spm") and path.is_file() and toolkit is logits is None:
+        import_tokenizer(path, out)
     else:
         import_checkpoint(path, out, toolkit, logits, paper_search)
     print(f"{out}: written in {time.perf_counter() - start:.1f} s")

@@ -29,6 +29,7 @@ from .checkpoint_files import create_folder, load_checkpoint, may_be_torch_save
 from .compare import compare_tokenizers, compare_with_toolkit
 from .folder import OurModel
 from .options import Options, Reasons
+from .segmentation import SentencePieceModel
 from .toolkit import Description, Reader
 from .toolkits import READERS, WRITERS
 from .toolkits.hugging_face import find_model_type
@@ -82,6 +83,15 @@ def import_checkpoint(
     for note in description.all_notes():
         print(f"note: {escape_controls(note)}")
     print(*map(escape_controls, checks), sep="\n")
+
+
+def import_tokenizer(path: Path, out: Path) -> None:
+    """Convert a SentencePiece model to a tokenizer at `out`, which must be new, for the recipe key `tokenizer`."""
+    vocabulary = SentencePieceModel.read(path).make_vocabulary()
+    with create_folder(out) as folder:
+        vocabulary.wrap_tokenizer("target").save_pretrained(folder)
+    print(f"sentencepiece: {len(vocabulary.target):,} pieces")
+    print(*map(escape_controls, compare_tokenizers(vocabulary)), sep="\n")
 
 
 def check_result(folder: Path, checkpoint: Path) -> None:

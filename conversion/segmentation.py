@@ -249,6 +249,22 @@ class SentencePieceModel:
         letters = {piece for piece, *_ in self.pieces}
         return not self.byte_fallback and (self.kind == UNIGRAM or letters.issuperset("".join(self.user_defined)))
 
+    def make_vocabulary(self) -> Vocabulary:
+        """Return the vocabulary of a model that is used alone, for both languages, with its tokenizer as the target's.
+
+        The ids are SentencePiece's. Raises InputError if the model has no `</s>`.
+        """
+        tokens = [piece for piece, *_ in self.pieces]
+        ids = {token: id for id, token in enumerate(tokens)}
+        if "</s>" not in ids:
+            raise InputError(f"{self.path} has no piece </s>, which must end a sentence; train it without --eos_id=-1")
+        unknown = next((id for id, (*_, kind) in enumerate(self.pieces) if kind == UNKNOWN), None)
+        bos = ids.get("<s>")
+        vocabulary = Vocabulary(tokens, tokens, ids["</s>"], unknown, bos=bos, pad=ids.get("<pad>"), start=bos)
+        vocabulary.tokenizers["target"] = self.build_tokenizer(vocabulary, "target")
+        vocabulary.references["target"] = self.make_reference(vocabulary, "target")
+        return vocabulary
+
     def build_tokenizer(self, vocabulary: Vocabulary, side: str) -> Tokenizer:
         """Return the tokenizer of one side, with the ids that the toolkit's vocabulary gives to the pieces.
 

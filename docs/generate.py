@@ -114,32 +114,34 @@ def committed_pages() -> dict[Path, str]:
     pages = {path: f"{GENERATED}\n\n{text.rstrip()}\n" for path, text in pages.items()}
     for name in ("api.md", "configuration.md"):
         text = (REFERENCE / name).read_text(encoding="utf-8")
-        whole = PART.sub(lambda part: part["begin"] + generated_table(part["name"]) + part["end"], text)
+        whole = PART.sub(
+            lambda part: part["begin"] + generated_table(part["name"], part["options"]) + part["end"], text
+        )
         pages[REFERENCE / name] = whole
     return pages
 
 
-def generated_table(name: str) -> str:
-    lines = TABLES[name]() if name in TABLES else object_table(name)
+def generated_table(name: str, options: str) -> str:
+    lines = TABLES[name]() if name in TABLES else object_table(name, options)
     return "\n".join(lines).strip() + "\n\n"
 
 
-def object_table(name: str) -> list[str]:
-    """Return a table of the public classes and functions of a module, or of one of them, from its source."""
-    path, wanted = ROOT / f"{name.replace('.', '/')}.py", None
+def object_table(name: str, options: str) -> list[str]:
+    """Return a table of a class or function, or of the `members` of a module that the options name."""
+    path, wanted = ROOT / f"{name.replace('.', '/')}.py", re.findall(r"\w+", options.partition("members: [")[2])
     if not path.is_file():
-        module, _, wanted = name.rpartition(".")
-        path = ROOT / f"{module.replace('.', '/')}.py"
+        module, _, object_name = name.rpartition(".")
+        path, wanted = ROOT / f"{module.replace('.', '/')}.py", [object_name]
     lines = [f"In `{path.relative_to(ROOT)}`:", "", "| name | meaning |", "|---|---|"]
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if getattr(node, "name", "_").startswith("_") or (wanted and node.name != wanted):
-            continue
-        lines += object_rows(node)
+    text = path.read_text(encoding="utf-8")
+    for node in ast.parse(text).body:
+        if getattr(node, "name", None) in wanted:
+            lines += object_rows(node, text.splitlines())
     return lines
 
 
-def object_rows(node: Any, owner: str = "") -> list[str]:
-    """Return a row for a function or class with a docstring, and rows for the public methods of a class."""
+def object_rows(node: Any, source: list[str], owner: str = "") -> list[str]:
+    """Return a row for a function or class with a docstring, and rows for the fields and public methods of a class."""
     if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
         return []
     label = f"{owner}{node.name}"
@@ -151,8 +153,24 @@ def object_rows(node: Any, owner: str = "") -> list[str]:
     text = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
     rows = [row(f"`{label}`", escape(re.split(r"(?<=\.)\s", text)[0]))] if text else []
     if isinstance(node, ast.ClassDef):
+        rows += field_rows(node, source)
         for member in node.body:
-            rows += object_rows(member, f"{node.name}.")
+            rows += object_rows(member, source, f"{node.name}.")
+    return rows
+
+
+def field_rows(node: ast.ClassDef, source: list[str]) -> list[str]:
+    """Return a row for each field of a dataclass that its docstring or a comment behind it describes."""
+    if not any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        return []
+    described = dict(re.findall(r"^(\w+): (.*(?:\n    .*)*)", ast.get_docstring(node) or "", re.MULTILINE))
+    rows = []
+    for field in node.body:
+        if isinstance(field, ast.AnnAssign):
+            name, (_, _, comment) = ast.unparse(field.target), source[field.lineno - 1].partition("  # ")
+            default = f" = {ast.unparse(field.value)}" if field.value else ""
+            if (meaning := described.get(name, comment)) and "field(" not in default:  # these are not for users
+                rows.append(row(f"`{node.name}.{name}{default}`", sentence(meaning)))
     return rows
 
 
@@ -214,7 +232,7 @@ def recipe_page() -> str:
     lines = [RECIPE_INTRODUCTION]
     for settings in recipe.Settings.__annotations__.values():
         heading, _, text = re.sub("[;:] ", "\n", str(settings.__doc__).removesuffix("."), count=1).partition("\n")
-        lines += [f"## {heading}", "", f"{text[:1].upper()}{text[1:]}." if text else "", ""]
+        lines += [f"## {heading}", ""] + ([f"{text[:1].upper()}{text[1:]}.", ""] if text else [])
         lines += ["| key | type | default | limits | meaning |", "|---|---|---|---|---|"]
         for name in settings.model_fields:
             types = schema[name].get("anyOf", [schema[name]])

@@ -29,7 +29,8 @@ def serve(
     api_key: Annotated[
         str | None,
         typer.Option(
-            envvar="VASWANI_API_KEY", help="Refuse requests without this key; other users see options, not variables."
+            envvar="VASWANI_API_KEY",
+            help="Refuse requests without this key; in an option, other users of the machine see it.",
         ),
     ] = None,
     allow_origin: Annotated[
@@ -38,7 +39,8 @@ def serve(
     max_characters: Annotated[int, typer.Option(min=1, max=1_000_000, help="Characters of a request.")] = 5000,
     max_texts: Annotated[int, typer.Option(min=1, max=100_000, help="Texts of a request.")] = 100,
     max_queue: Annotated[
-        int, typer.Option(min=1, max=1_000_000_000, help="Waiting characters, from which on requests get 429.")
+        int,
+        typer.Option(min=1, max=1_000_000_000, help="Refuse requests (429) while this many characters are waiting."),
     ] = 20_000,
     source_language: Annotated[
         str | None, typer.Option(help="Language code, such as en; default: the model's.")

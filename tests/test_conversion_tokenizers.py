@@ -16,10 +16,12 @@ from tokenizers import Tokenizer
 from transformers import MarianMTModel, MarianTokenizer, PreTrainedTokenizerFast
 
 from conversion.__main__ import main
+from conversion.convert import import_tokenizer
 from conversion.segmentation import SentencePieceModel, find_sentencepiece, read_codes
 from conversion.toolkits import hugging_face, marian
 from conversion.toolkits.tensor2tensor import build_subword_tokenizer
 from conversion.vocabulary import SIDES, Vocabulary
+from training.tokenizer import load_for_training, sizes_and_ids
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER, LanguageTokens
@@ -50,6 +52,33 @@ def test_sentencepiece_models_give_the_librarys_pieces(kind: str, byte_fallback:
         assert tokenizer.encode(text).ids == [*ids, 0], text
         if 1 not in ids:
             assert tokenizer.decode(ids) == theirs.decode(ids)
+
+
+@pytest.mark.parametrize("ids", [{}, {"pad_id": 1, "bos_id": 0, "unk_id": 3}, {"bos_id": -1}])  # {}: SentencePiece's
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_a_sentencepiece_model_alone_becomes_a_tokenizer_to_train_with(
+    kind: str, ids: dict[str, int], tmp_path: Path, capsys
+):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    content = train_sentencepiece(
+        (GERMAN + ENGLISH) * 20, tmp_path / "my.model", vocab_size=100, model_type=kind, hard_vocab_limit=False, **ids
+    )
+    main([str(tmp_path / "my.model"), str(tmp_path / "mine")])
+    assert "target tokens equal SentencePiece's" in capsys.readouterr().out
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=content)
+    ours = load_for_training(tmp_path / "mine", of_targets=True)
+    for text in TEXTS:
+        assert ours(text)["input_ids"] == [*theirs.encode(text), theirs.eos_id()], text
+    size, _, special = sizes_and_ids(ours, None)
+    assert size == theirs.vocab_size() + (theirs.pad_id() < 0) + (theirs.bos_id() < 0)
+    assert sorted(map(ours.convert_ids_to_tokens, special.values())) == ["</s>", "<pad>", "<s>", "<s>"]
+
+
+def test_a_sentencepiece_model_without_an_end_is_refused(tmp_path: Path):
+    pytest.importorskip("sentencepiece")
+    train_sentencepiece(GERMAN * 20, tmp_path / "my.model", vocab_size=100, hard_vocab_limit=False, eos_id=-1)
+    with pytest.raises(InputError, match=r"my.model has no piece </s>"):
+        import_tokenizer(tmp_path / "my.model", tmp_path / "mine")
 
 
 @pytest.mark.parametrize("symbols", [["<2de>", "<2nl>"], ["▁<2de>"], ["__NUM__", "ab", "abc", "c"]])

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
@@ -35,7 +35,8 @@ from saved_model import saved_model
 
 from training import demo_corpus
 from training.recipe import Recipe, load_recipe
-from vaswani_transformer import __version__
+from vaswani_transformer import SearchSettings, __version__
+from vaswani_transformer.translator import TranslationOptions
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -428,6 +429,13 @@ def test_the_committed_reference_is_that_of_the_code(monkeypatch):
     assert set(pages) >= GENERATED
     for path, text in pages.items():
         assert path.read_text(encoding="utf-8") == text, f"{path.relative_to(ROOT)}: run `make docs`"
+
+
+def test_the_python_reference_describes_every_setting_of_a_translation():
+    text = (DOCS / "reference" / "api.md").read_text(encoding="utf-8")
+    for kind in (TranslationOptions, SearchSettings):
+        for field in fields(kind):
+            assert re.search(rf"^\| `{kind.__name__}\.{field.name} = .*` \| \w", text, re.MULTILINE), field.name
 
 
 def test_the_notebook_is_built_from_its_script():

@@ -27,7 +27,8 @@ class AttentionMaps:
     source: labels of the source tokens, ending in </s>
     target: labels of the decoder's inputs, beginning with <s>
     predicted: labels of the tokens that the decoder predicts at these inputs, ending in </s>
-    cross: (decoder_layers, heads, target, source);  encoder: (encoder_layers, heads, source, source)
+    cross: (decoder_layers, heads, target, source)
+    encoder: (encoder_layers, heads, source, source)
     decoder: (decoder_layers, heads, target, target)
     """
 

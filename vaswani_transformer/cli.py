@@ -254,10 +254,10 @@ def translate(
         typer.Option(help="Append doubtful translations to this file: line, reason, source, text (tab-separated)."),
     ] = None,
     warn_ratio: Annotated[
-        float | None, typer.Option(help="Doubt translations with fewer than RATIO times the source's tokens.")
+        float | None, typer.Option(help="Also report translations with fewer than RATIO times the source's tokens.")
     ] = None,
     chunk_lines: Annotated[
-        int, typer.Option(min=1, help="Lines that are batched together, and lost at most by an interruption.")
+        int, typer.Option(min=1, help="Lines that are translated together; an interruption loses no more.")
     ] = 2000,
     progress: Progress = None,
     device: Device = None,

@@ -135,7 +135,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     d_v: int | None = None
     encoder_ffn_dim: int = 2048
     decoder_ffn_dim: int = 2048
-    activation_function: str = "relu"
+    activation_function: str = "relu"  # a name in transformers' ACT2FN, such as "gelu" or "silu"
 
     # Section 5.4 applies dropout to sub-layer outputs and to the sums of embeddings and positions. tensor2tensor's
     # transformer_base v2 and v3 also apply it to attention weights and inside the feed-forward network (0.1).
@@ -143,7 +143,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     attention_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0
 
-    # Section 3.5; "learned" is Table 3 (E). tensor2tensor, fairseq and Marian use the frequencies of base
+    # Section 3.5: "sinusoidal", or "learned" as in Table 3 (E). tensor2tensor, fairseq and Marian use the base
     # 10000^(h/(h-1)) with h = d_model / 2; fairseq counts positions from 2.
     position_embedding_type: str = "sinusoidal"
     position_base: float | int = 10000.0
