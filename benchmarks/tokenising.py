@@ -27,7 +27,7 @@ import typer
 
 from training.corpus import tokenise
 from training.parallel_text import ParallelText, open_texts
-from training.recipe import TextSettings
+from training.recipe import load_recipe
 from training.tokenizer import load_for_training
 from vaswani_transformer.lines import read_lines
 
@@ -46,7 +46,7 @@ def compare(
     with tempfile.TemporaryDirectory() as temporary:
         for language in ("en", "de"):
             repeat_lines(data / f"train.{language}", Path(temporary, f"train.{language}"), pairs)
-        settings = TextSettings(data=temporary)
+        settings = load_recipe(None, {"data": temporary}).settings().text
         [text] = open_texts(settings, ["train"])
         loaded = load_for_training(tokenizer, of_targets=True)
         peaks: list[int] = []  # KiB
