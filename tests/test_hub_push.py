@@ -664,7 +664,7 @@ def test_another_graph_under_the_same_name_is_refused(exported, tmp_path, refuse
     onnx.save(graph, folder / "onnx" / "model.onnx")
     for arguments in (["push", folder, REPO], ["translate", folder, "--backend", "onnx"]):
         run = main if arguments[0] == "push" else command_line
-        assert "model.onnx is not the graph that was exported" in refused(run, arguments, 3)
+        assert "model.onnx is not the file that was exported" in refused(run, arguments, 3)
 
 
 def test_private_models_are_not_pushed_to_public_repositories(hub, folder, refused):
