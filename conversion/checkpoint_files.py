@@ -217,7 +217,7 @@ def check_sums(path: Path, entries: list[zipfile.ZipInfo]) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:  # also an entry's second name
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError) as error:  # also of its names
         raise BrokenFileError(f"{path} is damaged: {one_line(str(error))}; copy it again") from None
     if damaged is not None:
         raise BrokenFileError(f"{path} is damaged: {damaged} does not match its checksum; copy it again")

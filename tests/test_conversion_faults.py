@@ -223,6 +223,19 @@ def test_a_flipped_bit_in_a_torch_checkpoint_is_found(with_checksums: bool, tmp_
         assert load_checkpoint(file)["a"][0] != 1
 
 
+def test_a_torch_checkpoint_whose_entry_has_no_valid_name_is_refused(tmp_path: Path):
+    """zipfile decodes the second name of an entry, in front of its content, when it reads this."""
+    file = tmp_path / "model.pt"
+    torch.save({"a": torch.ones(8)}, file)
+    content = bytearray(file.read_bytes())
+    start = content.index(b"model/data.pkl")
+    content[start - 30 + 7] |= 0x08  # the name is UTF-8
+    content[start] = 0xE6
+    file.write_bytes(content)
+    with pytest.raises(BrokenFileError, match=r"model\.pt is damaged: 'utf-8' codec can't decode byte 0xe6"):
+        load_checkpoint(file)
+
+
 @pytest.mark.parametrize("name", ["encoder_l1_self_Wq.npy", "encoder_l1_self_Wq"])
 def test_an_entry_that_is_stored_twice_is_refused(name: str, tmp_path: Path, refused, copy_of):
     file = copy_of("marian") / "model.npz"
