@@ -199,12 +199,12 @@ def parse_exports(options: Sequence[str]) -> dict[str | None, Path]:
     return exports
 
 
-def make_config_for_the_hub(folder: Path, model: TorchTranslator) -> dict[str, Any]:
+def make_config_for_the_hub(folder: Path, translator: TorchTranslator) -> dict[str, Any]:
     """Return config.json with the entries by which transformers finds the code without this package."""
     return read_fields(folder) | {
         "auto_map": AUTO_MAP,
         "custom_pipelines": CUSTOM_PIPELINES,
-        "dtype": str(model.model.dtype).removeprefix("torch."),
+        "dtype": str(translator.model.dtype).removeprefix("torch."),
     }
 
 
