@@ -18,7 +18,7 @@ from hub_server import OWNER, WRITE_TOKEN, Fault, HubServer
 from huggingface_hub import HfApi, ModelCard, constants
 from onnx.external_data_helper import convert_model_to_external_data
 from safetensors.torch import load_file, save_file
-from saved_model import ENGLISH, GERMAN, change_json, trained_model
+from saved_model import ENGLISH, GERMAN, change_json, trained_model, untrained_model
 from transformers import AutoConfig
 
 from hub import remote
@@ -36,7 +36,7 @@ from vaswani_transformer.pipeline_vaswani_transformer import VaswaniTransformerT
 ROOT = Path(__file__).parents[1]
 REPO = f"{OWNER}/model"
 COMMAND = "vaswani-transformer train --config demo --data /private/corpora/news --output-dir=/private/runs/one"
-PARAMETERS = sum(parameter.numel() for parameter in trained_model().parameters())
+PARAMETERS = sum(parameter.numel() for parameter in untrained_model().parameters())
 FILES = {
     "README.md", "config.json", "generation_config.json", "model.safetensors",
     "tokenizer.json", "tokenizer_config.json",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,25 @@ def test_translations_equal_those_of_torch(
     """Covers empty texts, typed special tokens and texts that are split."""
     arguments: dict[str, Any] = {"max_source_length": 32} | settings
     assert translator.translate(SENTENCES, **arguments) == by_torch.translate(SENTENCES, **arguments)
+
+
+def test_inputs_live_until_the_search_has_read_them(translator: OnnxTranslator) -> None:
+    session, settings = translator.session, SearchSettings(num_beams=4, length_penalty=0.6)
+    ids = np.array([translator.tokenizer.encode(ENGLISH[0]).ids])
+    junk: list[np.ndarray] = []
+
+    def run_later(*arguments: Any) -> None:
+        junk.extend(np.full((), -1) for _ in range(1000))  # takes the memory of arrays that are gone
+        session.run_with_iobinding(*arguments)
+
+    busy = SimpleNamespace(
+        io_binding=session.io_binding,
+        get_provider_options=session.get_provider_options,
+        run_with_iobinding=run_later,
+    )
+    sequences, scores = translator._run(busy, ids, np.ones_like(ids), settings)
+    expected = translator._run(session, ids, np.ones_like(ids), settings)
+    assert (sequences.tolist(), scores.tolist()) == tuple(array.tolist() for array in expected)
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnx"])

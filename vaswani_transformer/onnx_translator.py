@@ -169,12 +169,14 @@ class OnnxTranslator(Translator):
         """
         import onnxruntime
 
-        ids_and_mask = {"input_ids": ids.astype(np.int64), "attention_mask": mask.astype(np.int64)}
+        # They must outlive the run: ONNX Runtime reads their memory, and 1.24's binding holds no reference to them.
+        arrays = {"input_ids": ids.astype(np.int64, "C"), "attention_mask": mask.astype(np.int64, "C")}
+        arrays |= graph_inputs(settings, self.has_repetition)
         binding = session.io_binding()
         cuda = session.get_provider_options().get("CUDAExecutionProvider")
-        for name, array in (ids_and_mask | graph_inputs(settings, self.has_repetition)).items():
+        for name, array in arrays.items():
             place = ("cuda", int(cuda["device_id"])) if cuda is not None and array.ndim else ("cpu", 0)
-            value = onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), *place)
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(array, *place)
             binding.bind_ortvalue_input(name, value)
         for name in outputs:
             binding.bind_output(name, "cpu")
