@@ -469,6 +469,15 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(site
         assert not external, f"{page.name} loads {external}"
 
 
+@pytest.mark.slow
+def test_every_link_and_picture_of_the_site_is_in_it(site):
+    address = re.compile(r'<(?:a|img|link|script)\b[^>]* (?:src|href)="?([^" >#?]+)')
+    for page in set(site.rglob("*.html")) - {site / "404.html"}:  # whose links begin at the root of a server
+        for target in address.findall(page.read_text("utf-8")):
+            if not re.match(r"[a-z]+:|//", target):
+                assert (page.parent / target).exists(), f"{page.relative_to(site)}: {target}"
+
+
 browser = pytest.fixture(chromium, scope="module")
 TOO_WIDE = """() => [document.documentElement, ...document.querySelectorAll("pre > code, .md-typeset__scrollwrap")]
     .filter(box => box.scrollWidth > box.clientWidth).map(box => `${box.tagName} ${box.innerText.slice(0, 80)}`)"""
