@@ -213,6 +213,7 @@ def insert_programs(group: Any) -> None:
             insert_programs(command)
         elif command.context_settings == PASS_ON:
             group.commands[name] = command_of(PROGRAMS[name], name)
+            group.commands[name].short_help = command.help
 
 
 def command_of(module: str, name: str | None = None) -> Any:
@@ -224,7 +225,9 @@ def command_of(module: str, name: str | None = None) -> Any:
 
 
 def documentation(command: Any, name: str, level: int = 2) -> str:
-    """Return a command's help in Markdown, and that of its subcommands."""
+    """Return a command's help in Markdown, and that of its subcommands, whose lists have whole sentences."""
+    for subcommand in getattr(command, "commands", {}).values():
+        subcommand.short_help = subcommand.short_help or re.split(r"(?<=\.)\s", subcommand.help)[0]
     context = command.make_context(name, [], resilient_parsing=True)
     return escape(get_docs_for_click(obj=command, ctx=context, name=name, indent=level - 1))
 

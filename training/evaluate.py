@@ -48,7 +48,7 @@ def evaluate(
     data: Annotated[str | None, typer.Option(help="The folder of the recipe's text.")] = None,
     test: Annotated[str | None, typer.Option(help="A corpus; default: the recipe's `test`, else `validation`.")] = None,
     kinds: Annotated[
-        Path | None, typer.Option(help="The kind of each sentence, one per line, such as its source: scores by kind.")
+        Path | None, typer.Option(help="The kind of each sentence, such as news, one per line: also score each kind.")
     ] = None,
     target_language: TargetLanguage = None,
     num_beams: NumBeams = None,
