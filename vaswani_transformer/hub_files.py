@@ -184,7 +184,7 @@ def hub_errors(repo: str, revision: str | None) -> Iterator[None]:
             "or set HF_TOKEN"
         ) from error
     except HFValidationError as error:
-        raise InputError(f"{repo}: no such folder, and no name of a repository ({one_line(str(error))})") from None
+        raise InputError(f"{repo}: no such folder, and not the name of a repository ({one_line(str(error))})") from None
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "local_files_only is set"
         if error.__cause__ is not None and not constants.HF_HUB_OFFLINE:

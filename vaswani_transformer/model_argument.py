@@ -53,7 +53,7 @@ def locate_model(
     """
     if not is_repository(model):
         if revision is not None:
-            raise InputError(f"--revision {revision}: {model} is no repository on the Hub")
+            raise InputError(f"--revision {revision}: {model} is not a repository on the Hub; leave it out")
         if dry_run:
             typer.echo(f"{model}: nothing would be downloaded")
             raise typer.Exit()

@@ -228,7 +228,7 @@ class Translator(ABC):
         """Return the default settings with some changed; None keeps the default. Raises InputError."""
         changes = {name: value for name, value in settings.items() if value is not None}
         if unknown := changes.keys() - vars(self.search).keys():
-            raise InputError(f"{', '.join(sorted(unknown))}: no such setting; there are {', '.join(vars(self.search))}")
+            raise InputError(f"{', '.join(sorted(unknown))}: no such setting; known: {', '.join(vars(self.search))}")
         with as_input_errors():
             return replace(self.search, **changes)
 
