@@ -172,6 +172,12 @@ def test_the_model_defaults_to_the_length_penalty_of_the_recipe(folder, alpha, e
     assert Translator.from_pretrained(folder / "run").search.length_penalty == expected
 
 
+@pytest.mark.parametrize("command", [train, lambda recipe: estimate(recipe, seconds=0)], ids=["train", "plan"])
+def test_a_value_that_no_model_has_is_refused_before_the_text_is_read(folder, command):
+    with pytest.raises(InputError, match="model: config field `dropout` is 3; it must be at least 0 and less than 1"):
+        command(recipe_of(folder, data="nowhere", model={"dropout": 3}))
+
+
 def test_the_plan_accepts_a_smaller_target_vocabulary(folder):
     train_tokenizer(GERMAN, 270).save_pretrained(folder / "tokenizer" / TARGET_TOKENIZER)
     plan = estimate(recipe_of(folder), seconds=0.01)
