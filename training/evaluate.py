@@ -126,7 +126,7 @@ def read_text(
     if source is None and reference is None:
         return read_recipe_text(load_run_recipe(model, config, data, test))
     if source is None or reference is None:
-        raise InputError("--source and --reference come together")
+        raise InputError("give both --source and --reference, or neither")
     if any(option is not None for option in (config, data, test)):
         raise InputError("--source and --reference name the text; use them without --config, --data and --test")
     return read_text_files(source, reference)

@@ -60,7 +60,8 @@ def check_folder(path: str | Path) -> Path:
         return folder
     if folder.exists():
         raise InputError(f"{folder} is a file; give the folder that holds config.json and {WEIGHTS}")
-    raise InputError(f"{folder}: no such folder")
+    remedy = "" if is_repository(path) else "; give a model folder, or owner/name on the Hub"
+    raise InputError(f"{folder}: no such folder{remedy}")
 
 
 def download(
