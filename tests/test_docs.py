@@ -114,6 +114,12 @@ def test_every_block_has_a_known_language():
         assert block.language in LANGUAGES, f"{block.page}:{block.line}: {block.language!r}"
 
 
+def test_no_line_of_a_block_is_wider_than_a_page_of_the_site():
+    for block in ALL:
+        for line in block.text.splitlines():
+            assert len(line) <= 100, f"{block.page}:{block.line}: {line}"
+
+
 def test_python_blocks_compile():
     for block in ALL:
         if block.language == "python":
