@@ -239,6 +239,15 @@ def test_a_wrong_option_is_a_one_line_error(model_folder, source, refused, argum
     assert line.count("\n") == 1 and named in line
 
 
+@pytest.mark.skipif(shutil.which("iconv") is None, reason="needs iconv")
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "utf-16"])
+def test_the_remedy_for_a_file_in_another_encoding_converts_it(model_folder, tmp_path, refused, encoding):
+    (tmp_path / "text").write_text("un café\n", encoding=encoding)
+    line = refused(main, ["translate", model_folder, "--input", tmp_path / "text"])
+    command = line.partition("convert it: ")[2].split()
+    assert subprocess.run([*command, tmp_path / "text"], capture_output=True, check=True).stdout == b"un caf\xc3\xa9\n"
+
+
 @pytest.mark.parametrize("words", [("--dtype", "float8"), ("--chunk-lines", "0")])
 def test_a_value_out_of_range_is_not_in_the_words_of_pydantic(refused, words):
     """New versions of typer check values with pydantic."""
