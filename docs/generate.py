@@ -60,6 +60,7 @@ batches, model, loss, checkpoint, search, translation. Files are listed with the
 IN_SITE = {
     "examples/annotated_transformer.ipynb": "explanation/annotated.md",
     "paper/results/README.md": "paper.md",
+    "training/results/debian_en_de.png": "images/debian_en_de.png",
     "training/results/demo-attention.png": "images/demo-attention.png",
 }
 
@@ -81,8 +82,9 @@ def on_files(files, config):
     files.append(File.generated(config, "paper.md", content=page))
     for path in paper.rglob("*.png"):
         files.append(File.generated(config, f"paper/{path.relative_to(paper)}", abs_src_path=str(path)))
-    picture = ROOT / "training" / "results" / "demo-attention.png"
-    files.append(File.generated(config, "images/demo-attention.png", abs_src_path=str(picture)))
+    for name, place in IN_SITE.items():
+        if name.endswith(".png"):
+            files.append(File.generated(config, place, abs_src_path=str(ROOT / name)))
     return files
 
 
@@ -93,11 +95,16 @@ def on_page_markdown(markdown, page, **_):
 
 
 def link_in_site(text: str, target: str, folder: PurePosixPath) -> str:
-    """Return a link of a page in `folder` for the site; one to a Python file leads to the object `text` in it."""
-    name = posixpath.normpath(f"docs/{folder}/{target}")
-    if name.endswith(".py"):
+    """Return a link of a page in `folder` for the site.
+
+    A file of the library leads to the object `text` in it. Other files of the repository are named, not linked.
+    """
+    name = posixpath.normpath(f"docs/{folder}/{target}").partition("#")[0]
+    if name in IN_SITE:
+        return f"[{text}]({posixpath.relpath(IN_SITE[name], folder)})"
+    if name.startswith("vaswani_transformer/"):
         return f"[{text}][{name.removesuffix('.py').replace('/', '.')}.{text}]"
-    return f"[{text}]({posixpath.relpath(IN_SITE[name], folder) if name in IN_SITE else target})"
+    return f"[{text}]({target})" if name.startswith("docs/") else f"{text} (`{name}`)"
 
 
 def directive(part: re.Match[str]) -> str:
@@ -206,6 +213,7 @@ def insert_programs(group: Any) -> None:
             insert_programs(command)
         elif command.context_settings == PASS_ON:
             group.commands[name] = command_of(PROGRAMS[name], name)
+            group.commands[name].short_help = command.help
 
 
 def command_of(module: str, name: str | None = None) -> Any:
@@ -217,7 +225,9 @@ def command_of(module: str, name: str | None = None) -> Any:
 
 
 def documentation(command: Any, name: str, level: int = 2) -> str:
-    """Return a command's help in Markdown, and that of its subcommands."""
+    """Return a command's help in Markdown, and that of its subcommands, whose lists have whole sentences."""
+    for subcommand in getattr(command, "commands", {}).values():
+        subcommand.short_help = subcommand.short_help or re.split(r"(?<=\.)\s", subcommand.help)[0]
     context = command.make_context(name, [], resilient_parsing=True)
     return escape(get_docs_for_click(obj=command, ctx=context, name=name, indent=level - 1))
 

@@ -30,7 +30,7 @@ def serve(
         str | None,
         typer.Option(
             envvar="VASWANI_API_KEY",
-            help="Refuse requests without this key; in an option, other users of the machine see it.",
+            help="Refuse requests without this key; other users of the machine can see an option.",
         ),
     ] = None,
     allow_origin: Annotated[

@@ -337,7 +337,7 @@ def test_chosen_heads_are_recorded_beside_the_other_settings(folder: Path, tmp_p
     ("lines", "message"),
     [
         (["0-0"], "has 1 lines, the texts 2"),
-        (["0-0", "0-0 x"], "line 2: 'x' is no link; write SOURCE-TARGET"),
+        (["0-0", "0-0 x"], "line 2: 'x' is not a link; write SOURCE-TARGET"),
         (["0-0", "2-0"], "line 2: 2-0 names words from 0 to 1 and 0"),
     ],
 )

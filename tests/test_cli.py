@@ -239,12 +239,30 @@ def test_a_wrong_option_is_a_one_line_error(model_folder, source, refused, argum
     assert line.count("\n") == 1 and named in line
 
 
+@pytest.mark.skipif(shutil.which("iconv") is None, reason="needs iconv")
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "utf-16"])
+def test_the_remedy_for_a_file_in_another_encoding_converts_it(model_folder, tmp_path, refused, encoding):
+    (tmp_path / "text").write_text("un café\n", encoding=encoding)
+    line = refused(main, ["translate", model_folder, "--input", tmp_path / "text"])
+    command = line.partition("convert it: ")[2].split()
+    assert subprocess.run([*command, tmp_path / "text"], capture_output=True, check=True).stdout == b"un caf\xc3\xa9\n"
+
+
+@pytest.mark.parametrize("words", [("--dtype", "float8"), ("--chunk-lines", "0")])
+def test_a_value_out_of_range_is_not_in_the_words_of_pydantic(refused, words):
+    """New versions of typer check values with pydantic."""
+    line = refused(main, ["translate", "model", *words]).splitlines()[0]
+    assert line.startswith(f"error: Invalid value for '{words[0]}': ")
+    assert "Value error" not in line and "Input should" not in line
+
+
 def test_a_missing_folder_is_not_looked_up_on_the_network(tmp_path, refused, monkeypatch):
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the network was asked"))
     (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
     for name in ("model", "runs/model", "a/b/model", "/runs"):
-        assert "no such folder" in refused(main, ["translate", name])
+        line = refused(main, ["translate", name])
+        assert f"{name}: no such folder; give a model folder, or owner/name on the Hub" in line
 
 
 def test_an_exported_folder_is_translated_by_onnx_runtime(exported, source, expected, capfdbinary):

@@ -114,6 +114,12 @@ def test_every_block_has_a_known_language():
         assert block.language in LANGUAGES, f"{block.page}:{block.line}: {block.language!r}"
 
 
+def test_no_line_of_a_block_is_wider_than_a_page_of_the_site():
+    for block in ALL:
+        for line in block.text.splitlines():
+            assert len(line) <= 100, f"{block.page}:{block.line}: {line}"
+
+
 def test_python_blocks_compile():
     for block in ALL:
         if block.language == "python":
@@ -467,6 +473,15 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(site
     for page in site.rglob("*.html"):
         external = re.findall(r'<(?:script|link|img)\b[^>]*(?:src|href)="(https?://[^"]+)', page.read_text("utf-8"))
         assert not external, f"{page.name} loads {external}"
+
+
+@pytest.mark.slow
+def test_every_link_and_picture_of_the_site_is_in_it(site):
+    address = re.compile(r'<(?:a|img|link|script)\b[^>]* (?:src|href)="?([^" >#?]+)')
+    for page in set(site.rglob("*.html")) - {site / "404.html"}:  # whose links begin at the root of a server
+        for target in address.findall(page.read_text("utf-8")):
+            if not re.match(r"[a-z]+:|//", target):
+                assert (page.parent / target).exists(), f"{page.relative_to(site)}: {target}"
 
 
 browser = pytest.fixture(chromium, scope="module")

@@ -234,7 +234,7 @@ def test_a_row_that_does_not_fit_is_refused_before_translating(model_folder, ref
     [
         (["nowhere"], "nowhere: no such folder"),
         (["model"], "has no run.json; pass --config RECIPE"),
-        (["model", "--source", "s"], "--source and --reference come together"),
+        (["model", "--source", "s"], "give both --source and --reference, or neither"),
         (["model", "--source", "r", "--reference", "two"], "r has 3 lines, two has 2"),
         (["model", "--source", "s", "--reference", "r", "--test", "x"], "use them without --config, --data and --test"),
         (["empty", "--source", "s", "--reference", "r", "--record", "t.csv"], "empty has no config.json"),

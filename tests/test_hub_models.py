@@ -1,4 +1,4 @@
-"""The MODEL of every command: a folder, a repository of the Hub, or another toolkit's checkpoint."""
+"""The MODEL of every command: a folder, a repository on the Hub, or another toolkit's checkpoint."""
 
 import io
 import os
@@ -115,7 +115,7 @@ def test_the_revision_is_the_one_that_is_asked_for(hub, tmp_path, refused):
     line = refused(main, ["convert", OPUS, tmp_path / "out", "--revision", "v2"])
     assert line == f"error: {OPUS} has no revision 'v2' on the Hub; give a branch, a tag or a commit\n"
     line = refused(main, ["doctor", tmp_path / "v1", "--revision", "v1"])
-    assert line == f"error: --revision v1: {tmp_path / 'v1'} is no repository of the Hub\n"
+    assert line == f"error: --revision v1: {tmp_path / 'v1'} is not a repository on the Hub; leave it out\n"
 
 
 def test_a_private_repository_and_its_branches_can_be_read_with_a_token(hub, tmp_path, monkeypatch, refused):

@@ -194,6 +194,12 @@ def test_the_number_of_pairs_chooses_a_recipe_that_keeps_case_and_the_papers_len
     assert said.count("\n") == 1 and "choose another with --config NAME" in said
 
 
+def test_no_recipe_is_chosen_for_a_table_of_a_header_alone(tmp_path):
+    write_lines(tmp_path / "pairs.tsv", ["en\tde"])
+    with pytest.raises(InputError, match="train: there are no pairs in pairs.tsv"):
+        read_command(None, ["--data", str(tmp_path), "--train", "pairs.tsv"])
+
+
 def test_a_given_preset_or_recipe_is_not_replaced(tmp_path):
     missing = ["--data", str(tmp_path / "nowhere")]
     assert read_command(None, [*missing, "--preset", "big"]).max_steps == 100_000

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, processors
 from training_runs import records_of
 
 from training.corpus import load_corpus
-from training.estimate import estimate
+from training.estimate import estimate, format_estimate
 from training.model import model_config
 from training.parallel_text import open_texts
 from training.recipe import Recipe, load_recipe
@@ -172,10 +172,23 @@ def test_the_model_defaults_to_the_length_penalty_of_the_recipe(folder, alpha, e
     assert Translator.from_pretrained(folder / "run").search.length_penalty == expected
 
 
+@pytest.mark.parametrize("command", [train, lambda recipe: estimate(recipe, seconds=0)], ids=["train", "plan"])
+def test_a_value_that_no_model_has_is_refused_before_the_text_is_read(folder, command):
+    with pytest.raises(InputError, match="model: config field `dropout` is 3; it must be at least 0 and less than 1"):
+        command(recipe_of(folder, data="nowhere", model={"dropout": 3}))
+
+
 def test_the_plan_accepts_a_smaller_target_vocabulary(folder):
     train_tokenizer(GERMAN, 270).save_pretrained(folder / "tokenizer" / TARGET_TOKENIZER)
     plan = estimate(recipe_of(folder), seconds=0.01)
     assert plan["vocabulary"] == 300 and plan["tokens_per_second"] > 0
+
+
+def test_the_plan_names_the_micro_batches_that_its_memory_is_for(folder):
+    one, two = (estimate(recipe_of(folder, micro_batches=number), seconds=0) for number in (1, 2))
+    assert one["memory_bytes"] > two["memory_bytes"]
+    assert "per process, with 1 micro-batch per step" in format_estimate(one)
+    assert "per process, with 2 micro-batches per step" in format_estimate(two)
 
 
 def test_the_plan_for_a_dataset_on_the_hub_has_the_vocabulary_of_the_weights(folder):

@@ -132,7 +132,7 @@ def test_a_finished_run_whose_settings_would_not_load_is_no_success(
 ):
     folder = shutil.copytree(uninterrupted(1)[0], tmp_path / "run")
     change_json(folder / file, **fields)
-    said = start().ends(3, message, "Without the file, the command writes it again")
+    said = start().ends(3, message, "Remove the file, and the command writes it again")
     assert "stays as it is" not in said
     (folder / file).unlink()
     start().ends()

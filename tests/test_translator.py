@@ -276,7 +276,7 @@ def test_batch_tokens_counts_padding_and_beams(translator):
         ({"batch_tokens": 0}, "batch_tokens is 0"),
         ({"workers": 0}, "workers is 0"),
         ({"max_source_length": 3}, "max_source_length is 3"),
-        ({"beams": 4}, "beams: no such setting; there are num_beams, length_penalty, "),
+        ({"beams": 4}, "beams: no such setting; known: num_beams, length_penalty, "),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"length_penalty": math.nan}, "length_penalty is nan"),
         ({"length_penalty": "much"}, "length_penalty is 'much'"),

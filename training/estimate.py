@@ -112,6 +112,7 @@ def estimate(recipe: Recipe, seconds: float) -> dict[str, Any]:
         "vocabulary": config.vocab_size,
         "flop_per_step": flops,
         "flop": flops * steps if steps else None,
+        "micro_batches": batches.max_micro_batches,
         "memory_bytes": training_memory(config, batches.tokens_per_micro_batch, device.type),
     }
     if seconds:
@@ -139,7 +140,9 @@ def format_estimate(estimate: dict[str, Any]) -> str:
         rows["corpus"] += f", {estimate['padding']:.1%} padding"
     if estimate["steps"]:
         rows["steps"] = f"{estimate['steps']:,}, {estimate['flop']:.3g} FLOP in total"
-    rows["memory"] = f"about {estimate['memory_bytes'] / 2**30:.1f} GiB per process"
+    number = estimate["micro_batches"]
+    rows["memory"] = f"about {estimate['memory_bytes'] / 2**30:.1f} GiB per process, with "
+    rows["memory"] += f"{number} micro-batch{'es' if number > 1 else ''} per step"
     if "tokens_per_second" in estimate:
         speed, rate = estimate["tokens_per_second"], estimate["flop_per_second"] / 1e9
         rows["speed"] = f"{speed:,.0f} source + target tokens/s, {rate:,.0f} GFLOP/s"

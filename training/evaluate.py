@@ -48,7 +48,7 @@ def evaluate(
     data: Annotated[str | None, typer.Option(help="The folder of the recipe's text.")] = None,
     test: Annotated[str | None, typer.Option(help="A corpus; default: the recipe's `test`, else `validation`.")] = None,
     kinds: Annotated[
-        Path | None, typer.Option(help="The kind of each sentence, one per line, such as its source: scores by kind.")
+        Path | None, typer.Option(help="The kind of each sentence, such as news, one per line: also score each kind.")
     ] = None,
     target_language: TargetLanguage = None,
     num_beams: NumBeams = None,
@@ -126,7 +126,7 @@ def read_text(
     if source is None and reference is None:
         return read_recipe_text(load_run_recipe(model, config, data, test))
     if source is None or reference is None:
-        raise InputError("--source and --reference come together")
+        raise InputError("give both --source and --reference, or neither")
     if any(option is not None for option in (config, data, test)):
         raise InputError("--source and --reference name the text; use them without --config, --data and --test")
     return read_text_files(source, reference)

@@ -115,12 +115,12 @@ def check_settings(output: Path, checkpoint: Path) -> None:
     try:
         _ = ModelFolder(output).search
     except (BrokenFileError, InputError) as error:
-        raise BrokenFileError(f"{error}. Without the file, the command writes it again") from None
+        raise BrokenFileError(f"{error}. Remove the file, and the command writes it again") from None
     path, other = output / "config.json", checkpoint / "config.json"
     if changes := differences(
         read_fixed_entries(other), read_fixed_entries(path), f"{{}} is {{}} in {other}, {{}} here"
     ):
-        raise BrokenFileError(f"{path}: {'; '.join(changes)}. Without the file, the command writes it again")
+        raise BrokenFileError(f"{path}: {'; '.join(changes)}. Remove the file, and the command writes it again")
 
 
 def write_final_model(

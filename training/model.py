@@ -3,6 +3,8 @@
 import dataclasses
 import gc
 import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -26,13 +28,25 @@ from .loss import TrainingLoss
 from .recipe import HardwareSettings, ModelSettings, OptimizerSettings, nearest
 from .tensors import cpu_copies, restore_model
 
+FIELDS_OF_TOKENIZERS = {
+    "vocab_size", "decoder_vocab_size", "share_encoder_decoder_embeddings",
+    "bos_token_id", "decoder_start_token_id", "pad_token_id", "eos_token_id",
+}  # fmt: skip
+
 
 def check_model_fields(settings: ModelSettings) -> None:
-    """Raise InputError for a key of `model` that is not a config field."""
+    """Raise InputError for a key of `model` that is not a config field, and for a value that no tokenizer allows.
+
+    `model_config` checks the values again, with those of the tokenizer or of initial_weights.
+    """
     known = [field.name for field in dataclasses.fields(VaswaniTransformerConfig)]
     for key in settings.model:
         if key not in known:
             raise InputError(f"model: unknown config field {key!r}{nearest(key, known)}")
+    if settings.initial_weights is None:
+        with name_field(settings):
+            fields = {key: value for key, value in settings.model.items() if key not in FIELDS_OF_TOKENIZERS}
+            VaswaniTransformerConfig.from_preset(settings.preset, **fields)
 
 
 def model_config(
@@ -51,16 +65,12 @@ def model_config(
     if target_vocabulary is not None:
         sizes |= {"decoder_vocab_size": target_vocabulary, "share_encoder_decoder_embeddings": False}
     before = None if settings.initial_weights is None else load_config(find_folder(settings.initial_weights)).to_dict()
-    try:
+    with name_field(settings):
         if before is not None:
             # The embedding may have more rows than the tokenizer has tokens.
             config = VaswaniTransformerConfig.from_dict(before | settings.model)
         else:
             config = VaswaniTransformerConfig.from_preset(settings.preset, **(sizes | settings.model))
-    except StrictDataclassError as error:
-        raise InputError(_wrong_type(settings, str(error))) from error
-    except (ValueError, TypeError) as error:
-        raise InputError(f"model: {' '.join(str(error).split())}") from error
     for field, size, wanted in (
         ("vocab_size", config.vocab_size, vocabulary),
         ("decoder_vocab_size", target_vocab_size(config), target_vocabulary or vocabulary),
@@ -71,6 +81,17 @@ def model_config(
         if ids is not None and getattr(config, field) != ids[field]:
             raise InputError(f"model: {field} is {getattr(config, field)}, in the tokenizer {ids[field]}")
     return config
+
+
+@contextmanager
+def name_field(settings: ModelSettings) -> Iterator[None]:
+    """Raise InputError, naming the config field, for an error of a configuration."""
+    try:
+        yield
+    except StrictDataclassError as error:
+        raise InputError(_wrong_type(settings, str(error))) from error
+    except (ValueError, TypeError) as error:
+        raise InputError(f"model: {' '.join(str(error).split())}") from error
 
 
 def _wrong_type(settings: ModelSettings, error: str) -> str:

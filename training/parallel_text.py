@@ -316,9 +316,10 @@ def _existing(settings: TextSettings, name: str) -> Path:
         raise InputError(f"data: there is no folder {settings.data}; set --data to the folder of the text files")
     if found := _files_named(settings, name):
         return found[0]
+    remedy = "" if settings.data else "give --data FOLDER; "
     raise InputError(
-        f"{Path(settings.data or '') / name}: no such file (nor {name}.gz); --train, --validation and --test name "
-        f"texts: {FILE_FORMATS}"
+        f"{Path(settings.data or '') / name}: no such file (nor {name}.gz); {remedy}--train, --validation and --test "
+        f"name texts: {FILE_FORMATS}"
     )
 
 

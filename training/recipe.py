@@ -295,6 +295,7 @@ class Recipe(
             raise ValueError(
                 f"a pair of two sentences of max_length {self.max_length} does not fit into a micro-batch of "
                 f"{per_batch} tokens (tokens_per_step {self.tokens_per_step} / micro_batches {self.max_micro_batches})"
+                "; raise tokens_per_step, or lower one of the others"
             )
         for key in ("patience", "bleu_every"):
             if not self.validation and getattr(self, key) is not None:

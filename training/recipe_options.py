@@ -74,6 +74,8 @@ def choose_recipe(options: dict[str, str | None]) -> Recipe:
             f"{', '.join(size.recipe for size in SIZES)}"
         )
     pairs = count_pairs(open_texts(text, text.train))
+    if not pairs:
+        raise InputError(f"train: there are no pairs in {', '.join(text.train)}; give a text that has some")
     size = next(size for size in SIZES if pairs <= size.most_pairs)
     given = {key.replace("-", "_") for key in options}
     steps = load_recipe(size.recipe, options).max_steps if "max_steps" in given else None

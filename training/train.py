@@ -294,8 +294,9 @@ def report_setup(run: Run) -> None:
     compiler = f", compiled by {environment['compiler']}" if "compiler" in environment else ""
     say(
         f"{processes} process{'es' if processes > 1 else ''} on {environment['device']}, "
-        f"{environment['threads']} threads{sharding}; precision {environment['mixed_precision']}, "
-        f"float32 products {environment['matmul_precision']}, attention {environment['attention']}{compiler}; "
+        f"{environment['threads']} thread{'s' if environment['threads'] > 1 else ''}{sharding}; "
+        f"precision {environment['mixed_precision']}, float32 products {environment['matmul_precision']}, "
+        f"attention {environment['attention']}{compiler}; "
         f"{batching.micro_batches_per_step} micro-batch{'es' if batching.micro_batches_per_step > 1 else ''} per step"
     )
     device, tokens_per_step = run.network.accelerator.device, run.settings.batches.tokens_per_step

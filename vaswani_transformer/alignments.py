@@ -264,7 +264,7 @@ def choose_heads(
     Raises InputError if the references have no link.
     """
     if not any(reference.sure for reference in references):
-        raise InputError("the reference has no sure link of these texts; give their alignment")
+        raise InputError("the reference has no sure link for these texts; give their alignment")
     heads = [AlignmentHead(*head) for head in product(*map(range, (*sizes, 2)))]
     pairs = [
         (found, mark_links(found.shape[1:], marked)) for found, marked in zip(probabilities, references, strict=True)
@@ -316,7 +316,7 @@ def read_references(path: Path, sources: Sequence[str], targets: Sequence[str]) 
         for field in line.split():
             match = re.fullmatch(r"(\d{1,9})([-p])(\d{1,9})", field, re.ASCII)
             if match is None:
-                raise InputError(f"{path} line {number}: {field!r} is no link; write SOURCE-TARGET, such as 0-0 1-2")
+                raise InputError(f"{path} line {number}: {field!r} is not a link; write SOURCE-TARGET, such as 0-0 1-2")
             link = int(match[1]), int(match[3])
             if link[0] >= sizes[0] or link[1] >= sizes[1]:
                 raise InputError(

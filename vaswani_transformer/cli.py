@@ -248,7 +248,9 @@ def translate(
     ] = None,
     split_sentences: Annotated[bool, typer.Option(help="Translate the sentences of a line one by one.")] = True,
     max_characters: Annotated[int | None, typer.Option(min=1, help="Refuse longer lines; default: no limit.")] = None,
-    unwrap: Annotated[bool, typer.Option("--unwrap", help="Join the lines of a paragraph: one paragraph out.")] = False,
+    unwrap: Annotated[
+        bool, typer.Option("--unwrap", help="Translate a document: join the lines of a paragraph.")
+    ] = False,
     report: Annotated[
         str | None,
         typer.Option(help="Append doubtful translations to this file: line, reason, source, text (tab-separated)."),
@@ -428,7 +430,7 @@ def align(
             out.write(f"{format_links(find_links(alignment))}\n".encode())
 
 
-@app.command(help="Choose the attention heads that align words best, and record them in the model folder.")
+@app.command(help="Choose the attention heads that align words best. Records them in the model folder.")
 def choose_heads(
     model: Model,
     source: Annotated[str, typer.Option(help="A text (.gz too) whose first 1000 lines decide.")],
@@ -524,7 +526,7 @@ def plot_curve(
     save_picture(curve_figure(read_curves(Path(run) / "metrics.jsonl")), output)
 
 
-@app.command(help="Describe machine and installation for an issue report; check a model.")
+@app.command(help="Describe this machine, the installation and a model.")
 def doctor(
     context: typer.Context,
     model: Annotated[

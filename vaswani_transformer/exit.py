@@ -208,7 +208,8 @@ def render(error: BaseException, name: str | None = None) -> list[str]:
         context = getattr(error, "ctx", None)
         path = context.command_path if context else name or Path(sys.argv[0]).name
         usage = context.get_usage() if context else f"Usage: {path} [OPTIONS]"
-        return ["error: " + one_line(format_message()), one_line(f"{usage}   (more: {path} --help)")]
+        message = format_message().replace("Value error, ", "").replace("Input should be", "it must be")  # pydantic's
+        return ["error: " + one_line(message), one_line(f"{usage}   (more: {path} --help)")]
     is_one_of_several = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
     rank = f"rank {os.environ['RANK']}: " if is_one_of_several else ""
     line = one_line(explain(error)[1])

@@ -60,7 +60,8 @@ def check_folder(path: str | Path) -> Path:
         return folder
     if folder.exists():
         raise InputError(f"{folder} is a file; give the folder that holds config.json and {WEIGHTS}")
-    raise InputError(f"{folder}: no such folder")
+    remedy = "" if is_repository(path) else "; give a model folder, or owner/name on the Hub"
+    raise InputError(f"{folder}: no such folder{remedy}")
 
 
 def download(
@@ -184,7 +185,7 @@ def hub_errors(repo: str, revision: str | None) -> Iterator[None]:
             "or set HF_TOKEN"
         ) from error
     except HFValidationError as error:
-        raise InputError(f"{repo}: no such folder, and no name of a repository ({one_line(str(error))})") from None
+        raise InputError(f"{repo}: no such folder, and not the name of a repository ({one_line(str(error))})") from None
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "local_files_only is set"
         if error.__cause__ is not None and not constants.HF_HUB_OFFLINE:

@@ -33,10 +33,11 @@ def decode_line(raw: bytes, name: str, number: int) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        looks_like = "UTF-16" if number == 1 and raw.startswith(UTF_16_MARKS) else "Latin-1"
+        is_utf_16 = number == 1 and raw.startswith(UTF_16_MARKS)
+        encoding, names = ("UTF-16", "UTF-16") if is_utf_16 else ("CP1252", "CP1252 or Latin-1")
         raise InputError(
             f"{name} line {number}: byte 0x{raw[error.start]:02x} at column {error.start + 1} is not UTF-8; "
-            f"if the file is {looks_like}, convert it: iconv -f {looks_like} -t UTF-8"
+            f"if the file is {names}, convert it: iconv -f {encoding} -t UTF-8"
         ) from None
 
 

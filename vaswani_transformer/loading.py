@@ -182,5 +182,6 @@ def as_device(device: str | torch.device | None) -> torch.device:
     except RuntimeError:
         raise InputError(f"device {device!r} is unknown to torch; examples are cpu, cuda and cuda:1") from None
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise UnavailableError(f"device {device!r}: torch sees {torch.cuda.device_count()} CUDA devices here")
+        found = torch.cuda.device_count()
+        raise UnavailableError(f"device {device!r}: torch {torch.__version__} sees {found} CUDA devices here; use cpu")
     return chosen

@@ -1,4 +1,4 @@
-"""The MODEL of every command: a model folder, a repository of the Hub, or a checkpoint that is converted on the way."""
+"""The MODEL of every command: a model folder, a repository on the Hub, or a checkpoint that is converted on the way."""
 
 import json
 import sys
@@ -53,7 +53,7 @@ def locate_model(
     """
     if not is_repository(model):
         if revision is not None:
-            raise InputError(f"--revision {revision}: {model} is no repository of the Hub")
+            raise InputError(f"--revision {revision}: {model} is not a repository on the Hub; leave it out")
         if dry_run:
             typer.echo(f"{model}: nothing would be downloaded")
             raise typer.Exit()

@@ -145,4 +145,4 @@ def split_training_texts(texts: Iterable[str]) -> Iterator[str]:
         for start in range(0, len(text), LONGEST_TRAINING_TEXT):
             yield text[start : start + LONGEST_TRAINING_TEXT]
     if is_empty:
-        raise InputError("there is no text to train a tokenizer on")
+        raise InputError("there is no text to train a tokenizer on: all lines are blank")

@@ -124,7 +124,7 @@ class TorchTranslator(Translator):
         revision: str | None = None,
         local_files_only: bool = False,
     ) -> TorchTranslator:
-        """Load a model folder, or the repository `owner/name` of the Hub.
+        """Load a model folder, or the repository `owner/name` on the Hub.
 
         device: None for a GPU if there is one.
         dtype: None for the saved one.

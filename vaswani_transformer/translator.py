@@ -115,10 +115,10 @@ class TranslationOptions:
         sentence counts as at least one token for every 4,096 tokens of the target vocabulary, for its logits.
     max_source_length: split sentences of more tokens (default: the length that 99% of the training sentences do not
         exceed, or 128 if unknown; at least 128 for whole lines).
-    split_sentences: translate the sentences of a text one by one, as models are trained. What stands between them is
+    split_sentences: translate the sentences of a text one by one, as models are trained. The text between them is
         copied: white space, line breaks, bullets, rules, numbers. False splits only lines that are longer than
         max_source_length.
-    target_language: of a model with language tokens such as >>deu<<, "deu" or the token itself, which is put in front
+    target_language: for a model with language tokens such as >>deu<<: "deu", or the token itself, which is put in front
         of every sentence. A text that begins with a token, or has one at the beginning of a line, keeps it. None
         refuses texts without a token if the model has several; "" translates them without one.
     progress: show progress bars on stderr.
@@ -193,7 +193,7 @@ class Translator(ABC):
 
     @classmethod
     def from_pretrained(cls, folder_or_repo: str | Path, *, backend: str = "torch", **options: Any) -> "Translator":
-        """Load a Translator from a model folder, or from the repository `owner/name` of the Hub.
+        """Load a Translator from a model folder, or from the repository `owner/name` on the Hub.
 
         backend: "torch", or "onnx", which needs neither torch nor transformers, for a folder that `export onnx` wrote
             or a model folder or repository with onnx/model.onnx.
@@ -228,7 +228,7 @@ class Translator(ABC):
         """Return the default settings with some changed; None keeps the default. Raises InputError."""
         changes = {name: value for name, value in settings.items() if value is not None}
         if unknown := changes.keys() - vars(self.search).keys():
-            raise InputError(f"{', '.join(sorted(unknown))}: no such setting; there are {', '.join(vars(self.search))}")
+            raise InputError(f"{', '.join(sorted(unknown))}: no such setting; known: {', '.join(vars(self.search))}")
         with as_input_errors():
             return replace(self.search, **changes)
 

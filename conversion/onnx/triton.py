@@ -24,7 +24,7 @@ TYPES: dict[int, str] = {
 
 HEADER = f"""\
 # Translations do not depend on the other sentences of a batch, so requests may share one.
-# The settings of the search are those of generation_config.json; they are optional inputs of the graph.
+# The settings of the search are those of generation_config.json, optional inputs of the graph.
 backend: "onnxruntime"
 default_model_filename: "model.onnx"
 max_batch_size: {LARGEST_BATCH}
