@@ -442,7 +442,7 @@ def choose_heads(
     progress: Progress = None,
     device: Device = None,
 ) -> None:
-    from .alignments import compute_references, read_references
+    from .alignment_heads import compute_references, read_references
 
     sources, targets = read_parallel(source, target)
     translator = load_translator(check_folder(model), device=device)

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from .alignments import Span, attention_of_heads, default_heads, token_spans
+from .alignment_heads import attention_of_heads, default_heads
+from .alignments import Span, token_spans
 from .errors import BrokenFileError, InputError, UnavailableError, as_input_errors, one_line, out_of_memory
 from .files import check_readable
 from .hub_files import find_folder

@@ -16,20 +16,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from .alignments import (
-    AlignedPart,
-    Alignment,
+from .alignment_heads import (
     HeadScores,
     Reference,
-    Span,
-    align_text,
     attention_by_step,
     attention_of_heads,
     choose_heads,
     default_heads,
-    token_spans,
-    word_probabilities,
 )
+from .alignments import AlignedPart, Alignment, Span, align_text, token_spans, word_probabilities
 from .beam_search import MASKED, beam_search
 from .cached_decoder import CachedDecoder, memory_keys_and_values
 from .errors import InputError, as_input_errors
