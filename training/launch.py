@@ -86,7 +86,7 @@ def launch(arguments: list[str], processes: int | None) -> int:
         command += ["--num_cpu_threads_per_process", str(threads)]
     # A process group of its own: Ctrl-C in a terminal then reaches the program once, forwarded from here. A second
     # SIGINT would end it without saving.
-    child = subprocess.Popen([*command, "-m", __package__, *arguments], env=environment, process_group=0)
+    child = subprocess.Popen([*command, "-m", str(__package__), *arguments], env=environment, process_group=0)
     previous = {
         number: signal.signal(number, lambda number, _: child.send_signal(number))
         for number in FORWARDED_SIGNALS
