@@ -6,7 +6,7 @@
                      -> corpus.py (tokenised, memory-mapped)
     steps            batches.py, model.py (fsdp.py), loss.py, schedule.py -> step.py
     the run's folder run_folder.py, checkpoints.py (tensors.py), final_model.py; stopping.py, report.py, metrics.py
-    machine          machine.py: processes, and settings that depend on the hardware
+    machine          processes.py: Accelerate's set-up; machine.py: settings that depend on the hardware
     -> evaluate.py   BLEU: scores.py; rows of results: result_row.py
 
 Further commands: average.py, plan.py (estimate.py, cost.py) and demo.py; launch.py starts several processes, and
