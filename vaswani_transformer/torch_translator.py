@@ -26,7 +26,7 @@ from .alignment_heads import (
     default_heads,
 )
 from .alignments import AlignedPart, Alignment, Span, align_text, token_spans, word_probabilities
-from .beam_search import MASKED, beam_search
+from .beam_search import beam_search
 from .cached_decoder import CachedDecoder, memory_keys_and_values
 from .errors import InputError, as_input_errors
 from .files import read_json_object, write_json
@@ -273,13 +273,9 @@ class TorchTranslator(Translator):
         """Return the cross-attention of each pair, (layers, heads, target, source)."""
         model, batch, tokens = self.model, self._batch(sources), self._batch(targets)["input_ids"]
         states = model.model.encoder(**batch).last_hidden_state
-        memory_bias = ((1 - batch["attention_mask"]).float() * MASKED)[:, None, None]
-        start = torch.full_like(tokens[:, :1], model.config.decoder_start_token_id)
-        place = torch.arange(tokens.shape[1], device=tokens.device)
-        causal = ((place[:, None] < place).float() * MASKED)[None]
-        encoding = model.model.decoder.positional_encoding(0, len(place), tokens.device)
-        memory = memory_keys_and_values(model.model.decoder, states)
-        decoded = decoder(torch.cat((start, tokens[:, :-1]), dim=1), encoding, [], [], causal, *memory, memory_bias)
+        memory, may_attend = memory_keys_and_values(model.model.decoder, states), batch["attention_mask"].bool()
+        encoding = model.model.decoder.positional_encoding(0, tokens.shape[1], tokens.device)
+        decoded = decoder.decode_whole(tokens, encoding, *memory, may_attend[:, None, None])
         attention = torch.stack(decoded.cross_attentions, dim=1).float().cpu().numpy()
         return [
             weights[:, :, : len(target), : len(source)]
