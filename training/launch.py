@@ -22,7 +22,7 @@ LAUNCHED = "VASWANI_TRANSFORMER_LAUNCHED"
 FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def train(arguments: list[str]) -> None:
+def start(arguments: list[str]) -> None:
     """Train in as many processes as the arguments or their recipe say: by default one, or one per GPU."""
     from .__main__ import main
     from .recipe_options import read_processes

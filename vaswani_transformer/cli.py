@@ -156,7 +156,7 @@ def tokenizer(
 
 @app.command(add_help_option=False, context_settings=PASS_ON, help="Train a model from a recipe, or resume training.")
 def train(context: typer.Context) -> None:
-    import_program("training", "launch").train(context.args)
+    import_program("training", "launch").start(context.args)
 
 
 @recipes_app.callback(invoke_without_command=True)

@@ -21,7 +21,7 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PREFERRED_WEIGHTS = (WEIGHTS, "pytorch_model.bin")
 
 
-class DryRun(Exception):  # noqa: N818  (no error)
+class DownloadPlan(Exception):  # noqa: N818  (no error)
     """Ends a download before it begins. files: name, size in bytes, and whether the cache has it"""
 
     def __init__(self, commit: str, files: list[tuple[str, int, bool]]):
@@ -66,7 +66,7 @@ def check_folder(path: str | Path) -> Path:
 def download(
     repo: str, revision: str | None, files: Sequence[str], dry_run: bool = False, local_files_only: bool = False
 ) -> Path:
-    """Download files of a repository and return the local copy. Raises DryRun instead if `dry_run`.
+    """Download files of a repository and return the local copy. Raises DownloadPlan instead if `dry_run`.
 
     files: glob patterns
     """
@@ -85,7 +85,7 @@ def download(
         disable_progress_bars()  # the list is all that a command with --dry-run prints
         planned: Any = snapshot_download(repo, dry_run=True, **options)
     found = sorted((file.filename, file.file_size or 0, file.is_cached) for file in planned)
-    raise DryRun(planned[0].commit_hash if planned else "", found)
+    raise DownloadPlan(planned[0].commit_hash if planned else "", found)
 
 
 def download_any(repo: str, revision: str | None, dry_run: bool) -> Path:

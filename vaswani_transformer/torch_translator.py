@@ -240,10 +240,10 @@ class TorchTranslator(Translator):
     def record_alignment_heads(self) -> Path:
         """Write the chosen heads to generation_config.json of the folder that the model was loaded from."""
         assert self.folder is not None, "the model was not loaded from a folder; call model.save_pretrained()"
-        path, generation_config = self.folder / "generation_config.json", self.model.generation_config.to_dict()
+        path, generation_config = self.folder / "generation_config.json", cast(Any, self.model.generation_config)
         # Of a file, nothing else changes; without one, the defaults would change if it held only the heads.
-        content = read_json_object(path) if path.exists() else json.loads(self.model.generation_config.to_json_string())
-        write_json(path, content | {"alignment_heads": generation_config["alignment_heads"]})
+        content = read_json_object(path) if path.exists() else json.loads(generation_config.to_json_string())
+        write_json(path, content | {"alignment_heads": generation_config.alignment_heads})
         return path
 
     def attend(
