@@ -105,12 +105,13 @@ def align_text(source: str, target: str, parts: Iterable[AlignedPart]) -> Alignm
     target: the translations of the parts, joined by what is copied
     """
     letters, words, places = words_and_letters(source), letter_words(target), letter_places(target)
-    attended, copied = ([Counter[int]() for _ in target.split()] for _ in range(2))  # source words of each target word
+    # For each target word: its source words, by attention and by copied letters, and its number of tokens.
+    attended, copied = ([Counter[int]() for _ in target.split()] for _ in range(2))
     tokens = [0.0] * len(attended)
     joined = ""
     for part in parts:
         joined = join_texts(joined, part.copied, part.target)
-        begin = bisect_left(places, len(joined) - len(part.target))  # of the part's translation, in letters
+        begin = bisect_left(places, len(joined) - len(part.target))  # the letter at which the translation begins
         copied_words = take_words(part.copied, letters)
         for word, source_word in zip(words[begin - len(copied_words) : begin], copied_words, strict=True):
             copied[word][source_word] += 1

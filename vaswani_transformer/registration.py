@@ -36,11 +36,11 @@ class RegisterAfterImport(MetaPathFinder):
             spec.loader.exec_module = partial(self.execute, spec.loader.exec_module)
         return spec
 
-    def execute(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+    def execute(self, exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
         """Execute a module as its loader does, and register the model if no import is running any more."""
         self.running += 1
         try:
-            execute(module)
+            exec_module(module)
         finally:
             self.running -= 1
         if self.running == 0 and sys.modules.get("transformers") is not None and self in sys.meta_path:
