@@ -10,6 +10,7 @@ Without --reference, the reference is eflomal (pip install eflomal), trained on 
 sure, those of one direction possible. It is not a gold standard: a system that errs like eflomal gains by it.
 """
 
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -17,19 +18,17 @@ from typing import Annotated
 import typer
 
 from vaswani_transformer import TorchTranslator
-from vaswani_transformer.alignments import (
+from vaswani_transformer.alignment_heads import (
     IBM_PAIRS,
     Reference,
-    align_text,
     align_with_eflomal,
     align_with_ibm_model,
     attention_of_heads,
     default_heads,
-    error_rate,
-    find_links,
     plain_words,
     read_references,
 )
+from vaswani_transformer.alignments import align_text, find_links
 from vaswani_transformer.lines import read_lines
 
 from .harness import Row, report, run
@@ -84,6 +83,16 @@ def compare(
     both = [a & b for a, b in zip(forward[:known], backward[:known], strict=True)]
     add("IBM Model 2, both directions", error_rate(both, expected[:known]))
     report(rows, record)
+
+
+def error_rate(alignments: Iterable[Iterable[tuple[int, int]]], references: Iterable[Reference]) -> float:
+    """Return the alignment error rate (AER) of Och and Ney 2003."""
+    hits = total = 0
+    for links, reference in zip(alignments, references, strict=True):
+        found = set(links)
+        hits += len(found & reference.sure) + len(found & reference.possible)
+        total += len(found) + len(reference.sure)
+    return 1 - hits / max(total, 1)
 
 
 if __name__ == "__main__":

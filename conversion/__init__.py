@@ -4,7 +4,8 @@
     convert.export_checkpoint: folder.py -> toolkits/<name>.py
     onnx/: the export to ONNX, with a command of its own
 
-checkpoint_files.py and protobuf.py open files; vocabulary.py and segmentation.py make tokenizers.
+checkpoint_files.py and protobuf.py open files; vocabulary.py, segmentation.py and sentencepiece_model.py make
+tokenizers.
 
 A toolkit's file lists the options that change the model's function, with the values that our model can represent
 (options.py collects the others as reasons against the conversion), and maps every tensor's name to ours (rename.py).

@@ -29,7 +29,7 @@ from .checkpoint_files import create_folder, load_checkpoint, may_be_torch_save
 from .compare import compare_tokenizers, compare_with_toolkit
 from .folder import OurModel
 from .options import Options, Reasons
-from .segmentation import SentencePieceModel
+from .sentencepiece_model import SentencePieceModel
 from .toolkit import Description, Reader
 from .toolkits import READERS, WRITERS
 from .toolkits.hugging_face import find_model_type

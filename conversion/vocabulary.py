@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 from vaswani_transformer.errors import BrokenFileError, InputError
@@ -181,6 +181,11 @@ class Vocabulary:
             padding_side="right",
             model_max_length=MODEL_MAX_LENGTH,
         )
+
+
+def add_whole_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> None:
+    """Make tokens of the vocabulary stay whole in any text, without the spaces after them."""
+    tokenizer.add_tokens([AddedToken(token, normalized=False, rstrip=True) for token in tokens])
 
 
 def find_unused_name(name: str, tokens: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from training.batches import to_device
-from training.machine import make_accelerator
+from training.processes import make_accelerator
 from training.recipe import Recipe, differences
 from training.report import Reporter
 from training.schedule import linear_decay

@@ -14,21 +14,24 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from saved_model import ENGLISH, GERMAN, change_json, trained_tokenizer
 
+from benchmarks.alignments import error_rate
 from vaswani_transformer import TorchTranslator, Translator, VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.alignments import (
+from vaswani_transformer.alignment_heads import (
     AlignmentHead,
     Reference,
-    Words,
     choose_heads,
     compute_references,
-    decoded_spans,
     default_heads,
-    error_rate,
+    read_references,
+    shift_steps,
+)
+from vaswani_transformer.alignments import (
+    decoded_spans,
     find_links,
     format_links,
-    read_references,
+    letter_places,
+    letter_words,
     share_tokens,
-    shift_steps,
     token_spans,
 )
 from vaswani_transformer.attention_maps import using_eager_attention
@@ -55,12 +58,9 @@ ODD_TEXTS = [
 
 @given(st.text(alphabet=st.sampled_from("ab. \t\n\x1c\x85\xa0\u200b\u2800\u3000ü"), max_size=30))
 def test_words_are_those_of_split(text: str) -> None:
-    words = Words(text)
-    assert words.count == len(text.split())
-    found = [""] * words.count
-    for character, word in zip(text, words.of, strict=True):
-        if not character.isspace():
-            found[word] += character
+    found = [""] * len(text.split())
+    for word, place in zip(letter_words(text), letter_places(text), strict=True):
+        found[word] += text[place]
     assert found == text.split()
 
 
@@ -78,12 +78,12 @@ def test_tokens_have_the_same_words_when_they_are_decoded_as_when_they_are_encod
         lambda ids: tokenizer.decode(ids, skip_special_tokens=True), encoding.ids, tokenizer.eos_token_id
     )
     assert token_spans(encoding)[-1] is None and spans[-1] is None  # </s>
-    expected = share_tokens(token_spans(encoding), text, Words(text).of)
-    np.testing.assert_allclose(share_tokens(spans, decoded, Words(decoded).of), expected)
+    expected = share_tokens(token_spans(encoding), text, letter_words(text))
+    np.testing.assert_allclose(share_tokens(spans, decoded, letter_words(decoded)), expected)
 
 
 def test_a_token_over_several_words_is_shared_by_their_characters() -> None:
-    shares = share_tokens([(0, 6), (6, 7), (7, 8), None], "ab cde f", Words("ab cde f").of)
+    shares = share_tokens([(0, 6), (6, 7), (7, 8), None], "ab cde f", letter_words("ab cde f"))
     np.testing.assert_allclose(shares, [[0.4, 0.6, 0], [0, 0, 1], [0, 0, 1], [0, 0, 0]])
 
 

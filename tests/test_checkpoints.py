@@ -306,7 +306,7 @@ def test_the_average_command_writes_a_model_folder(root, tmp_path, capsys, refus
     checkpoints.save_checkpoint(root, 25, write_step(25))  # a new best one between two of these
     average([str(tmp_path), "--output", str(tmp_path / "regular"), "--last", "2"])
     assert "the average of step-20, step-30" in capsys.readouterr().out
-    assert "exists; choose a new folder" in refused(average, arguments)
+    assert "is not empty; give the name of a new folder" in refused(average, arguments)
     torch.testing.assert_close(tensors.load_tensors(tmp_path / "model/model.safetensors")["b"], torch.full((4,), 25.0))
 
 

@@ -17,7 +17,7 @@ from tokenizers import normalizers
 
 from conversion.__main__ import main
 from conversion.convert import READERS
-from conversion.segmentation import SentencePieceModel
+from conversion.sentencepiece_model import SentencePieceModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 

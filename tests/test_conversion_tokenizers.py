@@ -17,7 +17,8 @@ from transformers import MarianMTModel, MarianTokenizer, PreTrainedTokenizerFast
 
 from conversion.__main__ import main
 from conversion.convert import import_tokenizer
-from conversion.segmentation import SentencePieceModel, find_sentencepiece, read_codes
+from conversion.segmentation import find_sentencepiece, read_codes
+from conversion.sentencepiece_model import SentencePieceModel
 from conversion.toolkits import hugging_face, marian
 from conversion.toolkits.tensor2tensor import build_subword_tokenizer
 from conversion.vocabulary import SIDES, Vocabulary

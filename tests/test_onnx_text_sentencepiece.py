@@ -25,7 +25,7 @@ from conversion.onnx.graph_builder import GraphBuilder
 from conversion.onnx.tokenizer import load_text_tokenizer
 from conversion.onnx.tokenizer.trie import build_sparse_table, build_trie
 from conversion.onnx.verify_text import EDGE_CASES
-from conversion.segmentation import NORMAL, USER_DEFINED, SentencePieceModel
+from conversion.sentencepiece_model import NORMAL, USER_DEFINED, SentencePieceModel
 from conversion.vocabulary import Vocabulary
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError

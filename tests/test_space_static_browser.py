@@ -16,7 +16,7 @@ from test_space_static import assemble, odd_lines
 from conversion.onnx.export import export_single_folder
 from training import demo_corpus
 from vaswani_transformer import Translator
-from vaswani_transformer.alignments import attention_of_heads
+from vaswani_transformer.alignment_heads import attention_of_heads
 from vaswani_transformer.attention_maps import attention_maps
 from vaswani_transformer.onnx_translator import OnnxTranslator
 

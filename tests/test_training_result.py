@@ -14,9 +14,9 @@ from training_runs import COMPILED, SMALL, STEPS, assert_same_losses, records_of
 
 from training.batches import batch_by_length
 from training.corpus import read_corpora
-from training.machine import make_accelerator
 from training.metrics import measure_bleu
 from training.model import Network
+from training.processes import make_accelerator
 from training.recipe import load_recipe
 from training.schedule import total_steps
 from training.scores import corpus_bleu
@@ -212,7 +212,7 @@ def test_a_compiled_run_has_the_same_losses(start, tmp_path):
 
 
 def test_a_missing_or_unknown_tracker_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.machine.get_available_trackers", lambda: [])
+    monkeypatch.setattr("training.processes.get_available_trackers", lambda: [])
     with pytest.raises(UnavailableError, match="tensorboard is not installed"):
         make_accelerator(None, ["tensorboard"], tmp_path, {})
     with pytest.raises(InputError, match="trackers: 'foo' is unknown to Accelerate; known: all, aim, tensorboard, "):

@@ -15,7 +15,7 @@ from saved_model import ENGLISH, GERMAN
 
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.onnx_translator import OnnxTranslator
+from vaswani_transformer.onnx_translator import OnnxSearch, OnnxTranslator
 
 TEXTS = [*ENGLISH, "", *GERMAN, " ".join(ENGLISH), "a", "日本語 🙂 1"]
 SMALL = 120  # as batch_tokens: several batches
@@ -34,8 +34,8 @@ def before_each_batch(either: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
     def add(action: Callable[[], object]) -> None:
         if isinstance(either, OnnxTranslator):
-            run = either._run
-            monkeypatch.setattr(either, "_run", lambda *arguments: (action(), run(*arguments))[1])
+            run = OnnxSearch.run
+            monkeypatch.setattr(OnnxSearch, "run", lambda *arguments: (action(), run(*arguments))[1])
         else:
             either.model.get_encoder().register_forward_pre_hook(lambda *_: (action(), None)[1])
 

@@ -113,7 +113,7 @@ def _name_threads_at_end(_: int) -> None:
 
 
 def _read_text_slowly(seconds: int) -> None:
-    from training import machine, train
+    from training import processes, train
 
     def run(read_text: Any, *arguments: Any) -> Any:
         if os.environ["RANK"] == "0":
@@ -121,13 +121,13 @@ def _read_text_slowly(seconds: int) -> None:
         return read_text(*arguments)
 
     _at_call(1, train, ("read_corpora",), run)
-    machine.COLLECTIVE_TIMEOUT = timedelta(seconds=seconds / 2)
+    processes.COLLECTIVE_TIMEOUT = timedelta(seconds=seconds / 2)
 
 
 def _hang(seconds: int) -> None:
-    from training import machine
+    from training import processes
 
-    machine.COLLECTIVE_TIMEOUT = timedelta(seconds=seconds)
+    processes.COLLECTIVE_TIMEOUT = timedelta(seconds=seconds)
     if os.environ["RANK"] != "0":
         _at_backward(3, lambda _: time.sleep(1000))
 

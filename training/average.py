@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vaswani_transformer.atomic import atomic_folder
+from vaswani_transformer.atomic import atomic_folder, check_new_folder
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.model_folder import WEIGHTS, verify_manifest
@@ -39,8 +39,7 @@ def average(
             verify_manifest(folder)
         except BrokenFileError as error:
             raise BrokenFileError(f"{error}; choose checkpoints without {folder.name}") from error
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(f"--output {output} exists; choose a new folder")
+    check_new_folder(output)
     output.absolute().parent.mkdir(parents=True, exist_ok=True)
     with atomic_folder(output) as unfinished:
         write_model(folders, unfinished)

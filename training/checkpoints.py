@@ -44,9 +44,10 @@ from vaswani_transformer.training_run import (
     read_run,
 )
 
-from . import machine, tensors
+from . import tensors
 from .corpus import VALIDATION_SHA256, Corpora
 from .model import Network
+from .processes import check_same_on_all_processes
 from .recipe import CheckpointSettings, RunSettings, differences
 from .report import Reporter
 from .run_folder import check_unchanged
@@ -197,7 +198,7 @@ class Checkpointer:
             verify_manifest(folder, RESUMED_FILES)
         manifest = folder / MANIFEST
         name = f"sha256 of {folder.name}/{MANIFEST}"
-        machine.check_same_on_all_processes({name: file_sha256(manifest) if manifest.is_file() else "missing"})
+        check_same_on_all_processes({name: file_sha256(manifest) if manifest.is_file() else "missing"})
         progress = self._restore_state(folder)
         tensors.restore_model(network.model, folder)
         taken = progress.step - progress.skipped_steps

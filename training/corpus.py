@@ -222,6 +222,23 @@ class Lines:
         return f"lines {', '.join(self.first)}{', ...' if self.count > 5 else ''}"
 
 
+@dataclass
+class Findings:
+    """What was found in the pairs of a text, besides those that are used without a change."""
+
+    read: int = 0
+    dropped: dict[str, Lines] = field(
+        default_factory=lambda: {reason: Lines() for reason in ("empty", "missing", "too long", "length ratio")}
+    )
+    joined: Lines = field(default_factory=Lines)  # pairs with a line break inside a text
+    same: Lines = field(default_factory=Lines)  # pairs with the same text on both sides
+
+    def __str__(self) -> str:
+        report = "".join(f"; dropped {d.count} {reason} ({d})" for reason, d in self.dropped.items() if d.count)
+        joined = self.joined
+        return report + (f"; replaced line breaks by spaces in {joined.count} ({joined})" if joined.count else "")
+
+
 class Part(NamedTuple):
     """The pairs of a chunk to tokenise, cleaned, and where each is."""
 
@@ -245,17 +262,14 @@ def tokenise(
     nothing = np.array([len(backend.encode("").ids) for backend in backends])
     dtype = np.dtype(np.uint16 if max(map(len, tokenizers)) <= 1 << 16 else np.uint32)
     name = " + ".join(text.name for text in texts)
-    dropped = {reason: Lines() for reason in ("empty", "missing", "too long", "length ratio")}
-    joined, same = Lines(), Lines()  # pairs with a line break inside a text, and with the same text on both sides
-    digest, read, written = hashlib.sha256(), 0, Counter()
+    findings, digest, written = Findings(), hashlib.sha256(), Counter()
 
     def select_parts() -> Iterator[Part]:
-        nonlocal read
         for text, chunk in ((each, chunk) for each in texts for chunk in each.chunks()):
-            read += len(chunk.sources)
-            if read % 1_000_000 < len(chunk.sources):
-                say(f"{name}: {read // 1_000_000} million pairs read")
-            yield _select_pairs(chunk, settings, dropped, joined, same, f"{text.name}:" if len(texts) > 1 else "")
+            findings.read += len(chunk.sources)
+            if findings.read % 1_000_000 < len(chunk.sources):
+                say(f"{name}: {findings.read // 1_000_000} million pairs read")
+            yield _select_pairs(chunk, settings, findings, f"{text.name}:" if len(texts) > 1 else "")
 
     def encode(part: Part) -> list[list[list[int]]]:
         ids = []
@@ -270,18 +284,17 @@ def tokenise(
         files = {file: stack.enter_context((folder / file).open("wb")) for file in FILES}
         for part, ids in _encode_ahead(encode, select_parts()):
             lengths = np.array([[len(row) for row in rows] for rows in ids], dtype=np.int32)  # (2, pairs)
-            keep = _within_limits(lengths, nothing, part.lines, settings, dropped)
+            keep = _within_limits(lengths, nothing, part.lines, settings, findings)
             for file, array in _file_parts(part.pairs, ids, lengths, keep, dtype).items():
                 files[file].write(raw := array.tobytes())
                 written[file] += len(array)
                 if file != "pairs.hash":
                     digest.update(raw)
     kept, source_tokens, target_tokens = (written[file] for file in ("pairs.hash", "source.ids", "target.ids"))
-    report = "".join(f"; dropped {d.count} {reason} ({d})" for reason, d in dropped.items() if d.count)
-    report += f"; replaced line breaks by spaces in {joined.count} ({joined})" if joined.count else ""
+    read, same = findings.read, findings.same
     if not kept:
-        raise InputError(f"{name}: none of {read} pairs can be used{report}")
-    say(f"{name}: {read} pairs read, {kept} kept, {source_tokens} source and {target_tokens} target tokens{report}")
+        raise InputError(f"{name}: none of {read} pairs can be used{findings}")
+    say(f"{name}: {read} pairs read, {kept} kept, {source_tokens} source and {target_tokens} target tokens{findings}")
     if same.count > kept * MOST_COPIES:
         say(
             f"warning: {name}: source and target are the same text in {same.count} of {kept} pairs ({same}), so the "
@@ -294,8 +307,8 @@ def tokenise(
         "tokens": {"source": source_tokens, "target": target_tokens},
         "dtype": dtype.name,
         "sha256": digest.hexdigest(),
-        "dropped": {reason: asdict(d) for reason, d in dropped.items()},
-        "joined": asdict(joined),
+        "dropped": {reason: asdict(lines) for reason, lines in findings.dropped.items()},
+        "joined": asdict(findings.joined),
     }
 
 
@@ -314,38 +327,34 @@ def _encode_ahead(encode: Callable[[Part], Any], parts: Iterable[Part]) -> Itera
             yield encoding[0], encoding[1].result()
 
 
-def _select_pairs(
-    chunk: Chunk, settings: TextSettings, dropped: dict[str, Lines], joined: Lines, same: Lines, prefix: str
-) -> Part:
-    """Return the pairs of a chunk to tokenise; count the others, those with line breaks, and those that are the same.
-
-    prefix: of line numbers
-    """
-    longest = CHARACTERS_PER_TOKEN * settings.max_length
+def _select_pairs(chunk: Chunk, settings: TextSettings, findings: Findings, prefix: str) -> Part:
+    """Return the pairs of a chunk to tokenise.  prefix: of line numbers"""
+    dropped, longest = findings.dropped, CHARACTERS_PER_TOKEN * settings.max_length
     pairs, lines = [], []
     for number, source, target in zip(chunk.lines, chunk.sources, chunk.targets, strict=True):
+        line = f"{prefix}{number}"
         if source is None or target is None:
-            dropped["missing"].add(f"{prefix}{number}")
+            dropped["missing"].add(line)
             continue
         source, target = source.strip(), target.strip()
         if not source or not target:
-            dropped["empty"].add(f"{prefix}{number}")
+            dropped["empty"].add(line)
             continue
         if "\n" in source or "\r" in source or "\n" in target or "\r" in target:
             source, target = join_lines(source), join_lines(target)
-            joined.add(f"{prefix}{number}")
+            findings.joined.add(line)
         if len(source) > longest or len(target) > longest:
-            dropped["too long"].add(f"{prefix}{number}")
+            dropped["too long"].add(line)
             continue
         if source == target:
-            same.add(f"{prefix}{number}")
+            findings.same.add(line)
         pairs.append((source, target))
-        lines.append(f"{prefix}{number}")
+        lines.append(line)
     return Part(pairs, lines)
 
 
 def _within_limits(
-    lengths: np.ndarray, nothing: np.ndarray, lines: list[str], settings: TextSettings, dropped: dict[str, Lines]
+    lengths: np.ndarray, nothing: np.ndarray, lines: list[str], settings: TextSettings, findings: Findings
 ) -> np.ndarray:
     """Return a mask of the pairs within the limits. lengths: (2, pairs); nothing: (2,), lengths of empty texts"""
     empty = (lengths <= nothing[:, None]).any(0)
@@ -355,7 +364,7 @@ def _within_limits(
     lopsided = ~too_long & ~empty & (words.max(0) > (settings.max_length_ratio or math.inf) * words.min(0))
     for reason, mask in (("empty", empty), ("too long", too_long), ("length ratio", lopsided)):
         for i in np.flatnonzero(mask):
-            dropped[reason].add(lines[i])
+            findings.dropped[reason].add(lines[i])
     return ~(empty | too_long | lopsided)
 
 

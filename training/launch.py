@@ -22,6 +22,27 @@ LAUNCHED = "VASWANI_TRANSFORMER_LAUNCHED"
 FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+def start(arguments: list[str]) -> None:
+    """Train in as many processes as the arguments or their recipe say: by default one, or one per GPU."""
+    from .__main__ import main
+    from .recipe_options import read_processes
+
+    if {"--help", "-h"} & set(arguments) or not arguments:
+        main(["--help"])
+        return
+    processes, is_configured = read_processes(arguments), find_accelerate_config() is not None
+    if processes is None and not is_configured:
+        import torch
+
+        processes = torch.cuda.device_count()
+    if is_configured or (processes or 1) > 1:
+        if code := launch(arguments, processes):
+            raise SystemExit(code)
+    else:  # in this process, so that every signal is the training's own: Ctrl-C, Ctrl-Z, kill -9
+        sys.argv[1:] = arguments  # run.json records them
+        main(arguments)
+
+
 def find_accelerate_config() -> Path | None:
     """Return the file that `accelerate config` has written, which may ask for more than processes."""
     from huggingface_hub.constants import HF_HOME
@@ -44,7 +65,7 @@ def processes_of_config(path: Path, processes: int | None) -> list[str]:
     return [*options, "--multi_gpu"] if kind in ("NO", "MULTI_CPU") and processes > 1 else options
 
 
-def launch(name: str, arguments: list[str], processes: int | None) -> int:
+def launch(arguments: list[str], processes: int | None) -> int:
     """Run the training program through `accelerate launch`, and return its exit code.
 
     processes: None for the number that `accelerate config` was given
@@ -65,7 +86,7 @@ def launch(name: str, arguments: list[str], processes: int | None) -> int:
         command += ["--num_cpu_threads_per_process", str(threads)]
     # A process group of its own: Ctrl-C in a terminal then reaches the program once, forwarded from here. A second
     # SIGINT would end it without saving.
-    child = subprocess.Popen([*command, "-m", name, *arguments], env=environment, process_group=0)
+    child = subprocess.Popen([*command, "-m", str(__package__), *arguments], env=environment, process_group=0)
     previous = {
         number: signal.signal(number, lambda number, _: child.send_signal(number))
         for number in FORWARDED_SIGNALS

@@ -1,6 +1,5 @@
 """Parallel text in several formats: FORMATS lists them. Errors name the file and the line."""
 
-import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,8 +22,9 @@ from vaswani_transformer.lines import (
 
 from . import demo_corpus
 from .capitals import write_capitals, write_title_case
-from .languages import Columns, find_columns, find_languages, is_language, is_name_of, missing_language
+from .languages import Columns, find_columns, find_languages, is_name_of, missing_language
 from .recipe import EMBEDDED, TextSettings
+from .tables import Row, describe_table, have_columns, is_quoted, read_rows
 from .tmx import read_units
 
 CHUNK = 8192  # pairs in memory at a time; a corpus' sha256 depends on it
@@ -330,61 +330,28 @@ def _files_named(settings: TextSettings, name: str) -> list[Path]:
 
 # ---- tables -----------------------------------------------------------------------------------------------------
 
-# A file whose cells are quoted where needed, as pandas and spreadsheets write it: every `"` fits into such a row.
-QUOTED_CELL = rb'"(?:[^"]|"")*"'
-QUOTED_ROW = re.compile(rb'(?:[^"\t]*|%b)(?:\t(?:[^"\t]*|%b))*' % (QUOTED_CELL, QUOTED_CELL))
-NEEDS_QUOTES = re.compile(rb'(?:^|\t)"(?:[^"]|"")*?(?:""|[\t\r\n])')
-# Labels of columns that are no language: blank, `unnamed: 0` or words such as `id`, `score` and `text_a`.
-LABEL = re.compile(r"unnamed: 0||[a-z][a-z0-9_]+")
-# Numbers, ids, scores and addresses: a word of ASCII with a digit, or an address.
-NO_TEXT = re.compile(r"[!-~]*(?:\d|://)[!-~]*")
-EXCEL_DELIMITER = re.compile("sep=.?", re.IGNORECASE)  # the first line of some CSV files, which Excel reads
-SAMPLE = 1000  # rows
-LONGEST_QUOTED = 1 << 17  # bytes of a row of a quoted TSV with line breaks inside quotes
-# Not csv's 131,072 letters: the corpus drops long texts and counts them, as those of other formats.
-csv.field_size_limit(10_000_000)
-
-
-class Table(NamedTuple):
-    """How to read a table: its delimiter, whether cells are quoted, and where each row has its texts."""
-
-    delimiter: str
-    quoted: bool
-    labels: list[str]  # of the columns
-    header: int  # the number of the line with the labels; 0 if there is none
-    columns: Columns
-
 
 def open_tsv(settings: TextSettings, name: str) -> ParallelText:
     """Open a file of lines `source TAB target`. Quotes are text, unless the whole file is quoted as a CSV file is."""
     path = _existing(settings, name)
-    return _open_table(settings, name, path, "\t", _is_quoted(path))
+    return _open_table(settings, name, path, "\t", is_quoted(path))
 
 
 def open_csv(settings: TextSettings, name: str) -> ParallelText:
     """Open a CSV file with commas, or with semicolons or tabs as spreadsheets write them in many languages."""
     path = _existing(settings, name)
-    delimiter = next((delimiter for delimiter in ",;\t" if _has_columns(path, delimiter)), ",")
+    delimiter = next((each for each in ",;\t" if have_columns(_rows(path, each, True))), ",")
     return _open_table(settings, name, path, delimiter, True)
-
-
-def _has_columns(path: Path, delimiter: str) -> bool:
-    """Return whether the first rows have the same number of columns, more than one."""
-    try:
-        sizes = {len(cells) for _, cells in islice(_read_rows(path, delimiter, True), SAMPLE) if any(cells)}
-    except InputError:
-        return False
-    return len(sizes) == 1 and sizes != {1}
 
 
 def _open_table(settings: TextSettings, name: str, path: Path, delimiter: str, quoted: bool) -> ParallelText:
     languages = settings.languages
-    table = _describe_table(languages, path, delimiter, quoted)
+    table = describe_table(_rows(path, delimiter, quoted), languages, path, delimiter, quoted)
     source, target = table.columns.texts
     names = [table.labels[source], table.labels[target]] if table.header else list(languages)
 
     def read_pairs() -> Iterator[Pair]:
-        for number, cells in _read_rows(path, delimiter, quoted):
+        for number, cells in _rows(path, delimiter, quoted):
             place = f"{path} line {number}"
             if number == table.header:
                 continue
@@ -408,103 +375,8 @@ def _open_table(settings: TextSettings, name: str, path: Path, delimiter: str, q
     return ParallelText(name, lambda: _chunks(read_pairs()), lambda: f"{files_sha256(path)} {tuple(table)}")
 
 
-def _describe_table(languages: tuple[str, str], path: Path, delimiter: str, quoted: bool) -> Table:
-    """Find the columns of both languages.
-
-    A header gives their order, or else a name such as `train.en-de.tsv`; without either, the first column is the
-    source. Columns that no header names must be text in at least one of the first rows: a pandas index or a score is
-    not, nor a column of a few words that return, such as a domain. Raises InputError, also for a header that does not
-    name both.
-    """
-    rows = [row for row in islice(_read_rows(path, delimiter, quoted), SAMPLE) if any(map(str.strip, row[1]))]
-    line, first = rows[0] if rows else (1, [])
-    labels = [cell.strip(" \"'") for cell in first]
-    if len(labels) < 2:
-        raise InputError(f"{path} line {line}: {len(labels)} columns, expected source{_show(delimiter)}target")
-    others = [cells for _, cells in rows[1:]]
-    repeated = others != [] and first[:2] == others[0][:2]  # columns of languages: eng, deu, source, target
-    if not repeated and (columns := find_columns(labels, languages)) is not None:
-        for position in columns.texts:
-            if labels.count(labels[position]) > 1:
-                raise InputError(f"{path} line {line}: two columns are called {labels[position]}; rename one of them")
-        return Table(delimiter, quoted, labels, line, columns)
-    example = _show(delimiter).join(("id", *languages)[-len(labels) :])
-    if others and not repeated and _are_labels(labels) and not any(map(_are_labels, others)):
-        raise InputError(
-            f"{path} line {line}: no column {missing_language(labels, languages)!r}; columns: "
-            f"{', '.join(label or 'unnamed' for label in labels)}. Name them in the first line, such as {example}"
-        )
-    samples = [[cells[column].strip() for _, cells in rows if len(cells) == len(labels)] for column in (0, 1)]
-    has_no_text = [all(not cell or NO_TEXT.fullmatch(cell) or is_language(cell) for cell in cells) for cells in samples]
-    if not any(has_no_text) and len(labels) > 2:
-        has_no_text = [len(cells) > 2 and 10 * len(set(cells)) <= max(10, len(cells)) for cells in samples]
-    if any(has_no_text):
-        column = has_no_text.index(True)
-        raise InputError(
-            f"{path}: column {column + 1} has no text ({', '.join(samples[column][:3])}); name the columns in a first "
-            f"line, such as {example}"
-        )
-    backwards = re.search(rf"(^|[._-]){re.escape('-'.join(languages[::-1]))}[._-]", path.name)
-    texts = (1, 0) if backwards else (0, 1)
-    return Table(delimiter, quoted, [f"column {n}" for n in range(1, len(labels) + 1)], 0, Columns(texts, (None, None)))
-
-
-def _are_labels(cells: list[str]) -> bool:
-    if [cell for cell in cells if cell] == [str(n) for n in range(sum(map(bool, cells)))] and any(cells):
-        return True  # of a table of pandas without names
-    return all(is_language(cell) or LABEL.fullmatch(cell.casefold()) for cell in cells)
-
-
-def _show(delimiter: str) -> str:
-    return " TAB " if delimiter == "\t" else delimiter
-
-
-def _read_rows(path: Path, delimiter: str, quoted: bool) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of the first line of each row, and its cells."""
-    lines = chain.from_iterable(_blocks(path))
-    if not quoted:
-        yield from ((number, line.split(delimiter)) for number, line in enumerate(lines, start=1))
-        return
-    rows = csv.reader(
-        (line.removesuffix("\r") + "\n" for line in lines), delimiter=delimiter, strict=True, skipinitialspace=True
-    )
-    number = 1
-    try:
-        for cells in rows:
-            if number > 1 or not cells or not EXCEL_DELIMITER.fullmatch(cells[0]) or any(cells[1:]):
-                yield number, cells
-            number = rows.line_num + 1
-    except csv.Error as error:
-        raise InputError(
-            f"{path} line {number}: its quotes do not fit together ({error}); quote a text that contains quotes, and "
-            'double each of them: "a ""b"""'
-        ) from None
-
-
-def _is_quoted(path: Path) -> bool:
-    """Return whether the quotes of a TSV belong to the format, as those of pandas do.
-
-    They do if all rows fit the format and either a text needs its quotes or every cell has them. Many tools of machine
-    translation write TSV without quoting; their quotes are text.
-    """
-    needed, everywhere, row = False, True, b""
-    with open_text(path) as file:
-        for line in split_lines(file, str(path)):
-            if not row and b'"' not in line:
-                everywhere = everywhere and not line.strip()
-                continue
-            row += line
-            if row.count(b'"') % 2:  # a line break inside quotes
-                if len(row) > LONGEST_QUOTED:
-                    return False
-                continue
-            row = row.removeprefix(BYTE_ORDER_MARK).removesuffix(b"\n").removesuffix(b"\r")
-            if not QUOTED_ROW.fullmatch(row):
-                return False
-            needed = needed or NEEDS_QUOTES.search(row) is not None
-            everywhere = everywhere and row.startswith(b'"') and row.endswith(b'"')
-            row = b""
-    return not row and (needed or everywhere)
+def _rows(path: Path, delimiter: str, quoted: bool) -> Iterator[Row]:
+    return read_rows(chain.from_iterable(_blocks(path)), path, delimiter, quoted)
 
 
 # ---- the demo's corpus -------------------------------------------------------------------------------------------

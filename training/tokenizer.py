@@ -56,13 +56,8 @@ def save_new_tokenizer(settings: TokenizerSettings, output: Path, texts: list[Pa
 
 
 def load_for_training(folder: Path, of_targets: bool) -> Any:
-    """Load a tokenizer without truncation and padding, which tokenizer files from the Hub may enable.
-
-    of_targets: raise InputError if it does not append </s>
-    """
+    """Load a tokenizer.  of_targets: raise InputError if it does not append </s>"""
     tokenizer = load_tokenizer(folder)
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
     if of_targets and tokenizer("a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
         raise InputError(
             f"tokenizer: {folder / 'tokenizer.json'} does not append {tokenizer.eos_token} "

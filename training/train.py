@@ -32,6 +32,13 @@ from .model import (
     model_config,
     record_trained_length,
 )
+from .processes import (
+    check_process_count,
+    check_same_on_all_processes,
+    make_accelerator,
+    new_cpu_group,
+    wait_for_all,
+)
 from .recipe import Recipe, Settings
 from .report import Reporter
 from .run_folder import claim_output, describe_run, lock_run
@@ -63,14 +70,14 @@ def train(recipe: Recipe, change: Callable[[Any], None] | None = None) -> None:
         saved = {} if settings.run.overwrite else recorded_choices(output / "checkpoints")
         trackers = settings.run.trackers
         with default_signal_handlers():  # torch waits for other processes in C++, where Python handles no signal
-            accelerator = machine.make_accelerator(settings.hardware.mixed_precision, trackers, output, saved)
+            accelerator = make_accelerator(settings.hardware.mixed_precision, trackers, output, saved)
         reporter = Reporter(accelerator.is_main_process, settings.run.keep_going)
         if warning := untried_versions_warning():
             reporter.say(warning)
-        machine.check_process_count(settings.hardware.processes, accelerator.num_processes)
+        check_process_count(settings.hardware.processes, accelerator.num_processes)
         machine.check_precision(accelerator.mixed_precision, accelerator.device)
         choices = {"mixed_precision": accelerator.mixed_precision, "FSDP": shard_weights}
-        machine.check_same_on_all_processes({**recipe.shared_keys(), **machine.package_versions(), **choices})
+        check_same_on_all_processes({**recipe.shared_keys(), **machine.package_versions(), **choices})
         if accelerator.is_main_process:
             stack.enter_context(lock_run(output, reporter.say))
             claim_output(output, record, settings, reporter.say)
@@ -116,14 +123,14 @@ class Run:
         device, processes = accelerator.device, accelerator.num_processes
         shard_weights = shard_weights and processes > 1
         machine.check_compiler(settings.hardware, device, shard_weights)
-        self.cpu_group = machine.new_cpu_group(processes)
+        self.cpu_group = new_cpu_group(processes)
 
         # Section 5.1: the text and its batches.
         self.corpora = corpora = self._read_text(accelerator.is_main_process)
         lengths = corpora.training.source_lengths, corpora.training.target_lengths
         config = model_config(settings.model, *sizes_and_ids(corpora.tokenizer, corpora.target_tokenizer))
         check_positions(config, settings.text.max_length)
-        machine.check_same_on_all_processes(
+        check_same_on_all_processes(
             {**corpora.sha256s(), **initial_weights_sha256(settings.model), "config": config.to_dict()}
         )
         # The main process chooses: GPUs may differ in memory.
@@ -165,9 +172,9 @@ class Run:
         arguments = settings.text, settings.tokenizer, settings.model.initial_weights, self.output, say
         sentences = settings.checkpoints.bleu_every is not None
         corpora = read_corpora(*arguments, sentences) if is_main_process else None
-        machine.wait_for_all(self.cpu_group)
+        wait_for_all(self.cpu_group)
         corpora = corpora or read_corpora(*arguments, sentences)
-        machine.wait_for_all(self.cpu_group)
+        wait_for_all(self.cpu_group)
         return corpora
 
     def resume(self, began: float) -> None:
@@ -233,7 +240,7 @@ class Run:
         record |= {"seconds": progress.seconds, "cpu_seconds": progress.cpu_seconds}
         if bleu_every is not None and (reason == StopReason.LIMIT or progress.step % bleu_every == 0):
             record |= measure_bleu(self.network, corpora, self.settings.tokenizer.lowercase)
-            machine.wait_for_all(self.cpu_group)
+            wait_for_all(self.cpu_group)
         self.reporter.write(record)
         bleu = f", BLEU {record['validation_bleu']:.1f}" if "validation_bleu" in record else ""
         self.reporter.say(

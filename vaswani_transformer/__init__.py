@@ -24,7 +24,8 @@ cli.py, options.py                the commands; model_argument.py: the MODEL of 
                                   tried_versions.py
 errors.py, exit.py, lines.py      errors and exit codes; text files and pipes
 registration.py                   the model's entries in transformers' Auto classes
-attention_maps.py, pictures.py    figures; alignments.py: word alignments by attention
+attention_maps.py, pictures.py    figures; alignments.py: word alignments by attention;
+                                  alignment_heads.py: the choice of its heads
 training_run.py                   what a training run leaves in its folder: progress, log, curve
 """
 

@@ -2,7 +2,7 @@
 
 The model's own decoder keeps its cache in a transformers object. Here the cache is a list of tensors, so the step
 can be exported, and one matrix product computes the queries, keys and values of a layer. `beam_search.py` calls it
-with one token per live hypothesis; the exported graphs also call it with all tokens of one translation.
+with one token per live hypothesis, and `decode_whole` with all tokens of given translations, for their attention.
 """
 
 import math
@@ -34,6 +34,7 @@ class CachedDecoder(nn.Module):
         # Any: to the type checker, the layers of a ModuleList are plain modules.
         self.decoder: Any = model.model.decoder
         self.lm_head, self.end = model.lm_head, model.config.eos_token_id
+        self.start = model.config.decoder_start_token_id
         self.scale = math.sqrt(model.config.d_model)
         attentions = [layer.self_attn for layer in self.decoder.layers]
         self.projections = nn.ModuleList(fuse_layers(a.q_proj, a.k_proj, a.v_proj) for a in attentions)
@@ -80,6 +81,24 @@ class CachedDecoder(nn.Module):
             hidden = layer.add_and_norm(hidden, layer.feed_forward_norm, layer.feed_forward)
         logits = self.lm_head(self.decoder.final_norm(hidden)).float()
         return Decoded(logits, all_keys, all_values, cross_attentions)
+
+    def decode_whole(
+        self,
+        tokens: Tensor,
+        encoding: Tensor,
+        memory_keys: list[Tensor],
+        memory_values: list[Tensor],
+        memory_mask: Tensor,
+    ) -> Decoded:
+        """Decode all tokens of one translation of each sentence, (batch, target); other arguments as in `forward`.
+
+        encoding: of at least as many positions as there are tokens
+        """
+        inputs = torch.cat((torch.full_like(tokens[:, :1], self.start), tokens[:, :-1]), dim=1)
+        place = torch.arange(tokens.shape[1], device=tokens.device)
+        causal = (place[None, :] <= place[:, None])[None]
+        encoding = encoding.index_select(0, place)
+        return self(inputs, encoding, [], [], causal, memory_keys, memory_values, memory_mask)
 
 
 def memory_keys_and_values(decoder: Any, memory: Tensor) -> tuple[list[Tensor], list[Tensor]]:

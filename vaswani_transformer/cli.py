@@ -36,7 +36,7 @@ from .options import (
     TargetLanguage,
     Workers,
 )
-from .programs import import_program, program_name
+from .programs import import_program
 from .translate_file import model_sha256, translate_file
 from .translate_lines import Columns, LineTranslator, append_report, split_into_chunks
 from .translator import Translator
@@ -156,24 +156,7 @@ def tokenizer(
 
 @app.command(add_help_option=False, context_settings=PASS_ON, help="Train a model from a recipe, or resume training.")
 def train(context: typer.Context) -> None:
-    program = import_program("training", "__main__")
-    if {"--help", "-h"} & set(context.args) or not context.args:
-        program.main(["--help"])
-        return
-    processes = import_program("training", "recipe_options").read_processes(context.args)
-    launcher = import_program("training", "launch")
-    is_configured = launcher.find_accelerate_config() is not None
-    if processes is None and not is_configured:
-        import torch
-
-        processes = max(1, torch.cuda.device_count())
-    if is_configured or (processes or 1) > 1:
-        code = launcher.launch(program_name("training"), context.args, processes)
-        if code:
-            raise SystemExit(code)
-    else:  # in this process, so that every signal is the training's own: Ctrl-C, Ctrl-Z, kill -9
-        sys.argv[1:] = context.args  # run.json records them
-        program.main(context.args)
+    import_program("training", "launch").start(context.args)
 
 
 @recipes_app.callback(invoke_without_command=True)
@@ -287,31 +270,33 @@ def translate(
     )
     several = num_return_sequences > 1
     columns = Columns(several, scores or several, alignments)
-    # What a translation that is resumed must share.
+    # What determines the translations: an interrupted one can be resumed only with the same values.
     decisive = {"max_source_length": max_source_length, "split_sentences": split_sentences}
     decisive |= {"target_language": target_language, **vars(settings)}
     options = decisive | {"batch_tokens": batch_tokens, "workers": workers, "warn_ratio": warn_ratio}
     options["progress"] = shows_progress(progress, input, output)
-    lines = LineTranslator(translator, columns, options, max_characters, None if report is None else Path(report))
+    line_translator = LineTranslator(
+        translator, columns, options, max_characters, None if report is None else Path(report)
+    )
 
     if input == "-" and not unwrap:
         chunks = read_arriving_lines(chunk_lines)
     else:
-        texts = read_lines(input)
-        chunks = split_into_chunks(unwrap_lines(texts) if unwrap else texts, chunk_lines)
-    numbered = lines.number_chunks(chunks)
-    start = partial(lines.translate, look_ahead=input != "-")
+        lines = read_lines(input)
+        chunks = split_into_chunks(unwrap_lines(lines) if unwrap else lines, chunk_lines)
+    numbered = line_translator.number_chunks(chunks)
+    translate_chunks = partial(line_translator.translate, look_ahead=input != "-")
     if in_parts:
         about = {"model": model_sha256(translator.folder), "backend": backend, "dtype": dtype, "precision": precision}
         about |= {"input": files_sha256(Path(input)), "chunk_lines": chunk_lines, "unwrap": unwrap, **decisive}
         about |= {"scores": scores, "alignments": alignments, "version": __version__}
-        translate_file(start, numbered, Path(output), about)
+        translate_file(translate_chunks, numbered, Path(output), about)
     else:
-        with open_output(output) as out, closing(start(numbered)) as translated:
+        with open_output(output) as out, closing(translate_chunks(numbered)) as translated:
             for chunk in translated:
                 out.writelines(chunk)
                 out.flush()
-    if warning := lines.summary():
+    if warning := line_translator.summary():
         typer.echo(f"warning: {warning}", err=True)
 
 
@@ -444,7 +429,7 @@ def choose_heads(
     progress: Progress = None,
     device: Device = None,
 ) -> None:
-    from .alignments import compute_references, read_references
+    from .alignment_heads import compute_references, read_references
 
     sources, targets = read_parallel(source, target)
     translator = load_translator(check_folder(model), device=device)

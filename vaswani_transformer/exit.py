@@ -76,12 +76,7 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
     except BaseException as error:  # a panic of a library in Rust is no Exception
         if debug:
             print_error(traceback.format_exc().rstrip())
-        if isinstance(error, OSError) and error.filename is None and error.errno in FULL_DISK:
-            error.filename = "stdout"  # atomic.py and lines.py name files
-            discard_output(1)  # what is left in its buffer
-        if claim_report(error):
-            for line in render(error, name):
-                print_error(line)
+        report(error, name)
         raise SystemExit(explain(error)[0]) from None
     finally:
         for number, handler in previous.items():
@@ -90,6 +85,16 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
         print_error("interrupted")
     if isinstance(code, int) and code != 0:
         raise SystemExit(code)
+
+
+def report(error: BaseException, name: str | None) -> None:
+    """Print an error as one line, unless another process does so.  name: the program's name in usage hints"""
+    if isinstance(error, OSError) and error.filename is None and error.errno in FULL_DISK:
+        error.filename = "stdout"  # atomic.py and lines.py name files
+        discard_output(1)  # what is left in its buffer
+    if claim_report(error):
+        for line in render(error, name):
+            print_error(line)
 
 
 def with_hyphens(name: str) -> str:

@@ -21,7 +21,7 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PREFERRED_WEIGHTS = (WEIGHTS, "pytorch_model.bin")
 
 
-class DryRun(Exception):  # noqa: N818  (no error)
+class DownloadPlan(Exception):  # noqa: N818  (no error)
     """Ends a download before it begins. files: name, size in bytes, and whether the cache has it"""
 
     def __init__(self, commit: str, files: list[tuple[str, int, bool]]):
@@ -67,7 +67,7 @@ def check_folder(path: str | Path) -> Path:
 def download(
     repo: str, revision: str | None, files: Sequence[str], dry_run: bool = False, local_files_only: bool = False
 ) -> Path:
-    """Download files of a repository and return the local copy. Raises DryRun instead if `dry_run`.
+    """Download files of a repository and return the local copy. Raises DownloadPlan instead if `dry_run`.
 
     files: glob patterns
     """
@@ -86,7 +86,7 @@ def download(
         disable_progress_bars()  # the list is all that a command with --dry-run prints
         planned: Any = snapshot_download(repo, dry_run=True, **options)
     found = sorted((file.filename, file.file_size or 0, file.is_cached) for file in planned)
-    raise DryRun(planned[0].commit_hash if planned else "", found)
+    raise DownloadPlan(planned[0].commit_hash if planned else "", found)
 
 
 def download_any(repo: str, revision: str | None, dry_run: bool) -> Path:
@@ -105,19 +105,30 @@ def download_any(repo: str, revision: str | None, dry_run: bool) -> Path:
     config = {}
     if "config.json" in names:
         path = download(repo, revision, ["config.json"]) / "config.json"
-        try:
+        with suppress(ValueError, OSError):  # reported where the model is loaded
             config = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, OSError):
-            pass  # reported where the model is loaded
     kind = config.get("model_type") if isinstance(config, dict) else None
-    if kind == MODEL_TYPE or ADAPTER in names:
-        pickles = [name for name in names if name.endswith(WEIGHT_SUFFIXES[1:]) and "/" not in name]
-        if pickles and not any(name.endswith(".safetensors") for name in names):
-            raise InputError(
-                f"{repo} has its weights only as {pickles[0]}, a pickle, which can run any code when it is opened; "
-                f"ask its owner for {WEIGHTS}"
-            )
-        return download(repo, revision, (*MODEL_FILES, ADAPTER), dry_run)
+    is_ours = kind == MODEL_TYPE or ADAPTER in names
+    files = choose_own_files(repo, names) if is_ours else choose_foreign_files(repo, names, kind)
+    return download(repo, revision, files, dry_run)
+
+
+def choose_own_files(repo: str, names: Sequence[str]) -> Sequence[str]:
+    """Return glob patterns of a model of this package. Raises InputError if its weights are only a pickle."""
+    pickles = [name for name in names if name.endswith(WEIGHT_SUFFIXES[1:]) and "/" not in name]
+    if pickles and not any(name.endswith(".safetensors") for name in names):
+        raise InputError(
+            f"{repo} has its weights only as {pickles[0]}, a pickle, which can run any code when it is opened; "
+            f"ask its owner for {WEIGHTS}"
+        )
+    return (*MODEL_FILES, ADAPTER)
+
+
+def choose_foreign_files(repo: str, names: Sequence[str], kind: Any) -> Sequence[str]:
+    """Return glob patterns of a checkpoint that `convert` reads. Raises InputError if there is none.
+
+    kind: `model_type` of its config.json
+    """
     chosen = [name for name in names if "/" not in name and not name.startswith(".") and not name.endswith(UNREAD)]
     preferred = next((name for name in PREFERRED_WEIGHTS if name in chosen), None)
     if kind in CONVERTIBLE_TYPES and preferred is not None:
@@ -129,7 +140,7 @@ def download_any(repo: str, revision: str | None, dry_run: bool) -> Path:
             f"{repo} has {what}; `convert` reads {', '.join(CONVERTIBLE_TYPES)} and the formats that "
             "`convert --from help` lists, with weights as safetensors or as pickles that hold nothing but tensors"
         )
-    return download(repo, revision, [re.sub(r"([*?[])", r"[\1]", name) for name in chosen], dry_run)
+    return [re.sub(r"([*?[])", r"[\1]", name) for name in chosen]
 
 
 def has_checkpoint(names: Sequence[str]) -> bool:

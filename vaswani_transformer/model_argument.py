@@ -13,7 +13,7 @@ import typer
 
 from .atomic import temporary_path
 from .errors import InputError, escape_controls
-from .hub_files import DryRun, download, download_any, is_repository
+from .hub_files import DownloadPlan, download, download_any, is_repository
 from .model_folder import ADAPTER, MODEL_TYPE, choose_backend
 from .programs import import_program
 from .training_run import follow_pointer
@@ -62,7 +62,7 @@ def locate_model(
         if files is not None:
             return download(model, revision, files, dry_run)
         return download_any(model, revision, dry_run)
-    except DryRun as planned:
+    except DownloadPlan as planned:
         for name, size, is_cached in planned.files:
             note = "  (downloaded before)" if is_cached else ""
             typer.echo(f"{size:>14,}  {escape_controls(name)}{note}")

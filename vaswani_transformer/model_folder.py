@@ -60,7 +60,7 @@ OPTIMIZER = "optimizer.safetensors"
 
 
 class AlignmentHead(NamedTuple):
-    """A head of the decoder's cross-attention by which words are aligned; see alignments.py."""
+    """A head of the decoder's cross-attention by which words are aligned; see alignment_heads.py."""
 
     layer: int  # from 0, as `head`
     head: int

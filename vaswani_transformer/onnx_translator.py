@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from .alignments import Span, attention_of_heads, default_heads, token_spans
+from .alignment_heads import attention_of_heads, default_heads
+from .alignments import Span, token_spans
 from .errors import BrokenFileError, InputError, UnavailableError, as_input_errors, one_line, out_of_memory
 from .files import check_readable
 from .hub_files import find_folder
@@ -31,18 +32,18 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # ONNX Runtime 1.31 collect
 
 PRECISIONS = ("fp16", "int8", "int8-weights")
 RESULTS, ATTENTION = ("sequences", "scores"), "cross_attentions"  # outputs of a graph; the last one is optional
-# The graph's value of max_new_tokens where the setting is None.
-NO_COMMON_LIMIT = 0
 
 
 class OnnxTranslator(Translator):
     """Translates with an ONNX graph that contains the beam search."""
 
-    def __init__(self, session: Any, folder: ModelFolder):
-        """Use an open onnxruntime.InferenceSession with the settings and tokenizers of a folder."""
-        self.session, self.folder, self.config = session, folder.path, folder.config
-        self.load_arguments: tuple[Any, ...] | None = None  # of from_pretrained
-        self.graph: Path | None = None  # the file of the session
+    def __init__(
+        self, session: Any, folder: ModelFolder, device: str | None, threads: int | None, precision: str | None
+    ):
+        """Use an onnxruntime.InferenceSession of a graph in a folder; other arguments as in `from_pretrained`."""
+        self.session, self.folder = session, folder.path
+        self.load_arguments = folder.path.absolute(), device, threads, precision
+        self.graph = (folder.path / onnx_file_name(precision)).absolute()
         self._session_of_workers: Any = None
         self._lock = Lock()  # for its loading
         self.has_repetition = has_repetition(session)
@@ -81,35 +82,17 @@ class OnnxTranslator(Translator):
             path /= ONNX
         folder, graph = ModelFolder(path), path / name
         session = load_session(graph, device, threads)
-        translator = cls(session, folder)
+        translator = cls(session, folder, device, threads, precision)
         check_graph(graph)
         check_interface(session, graph, folder)
-        translator.load_arguments = (path.absolute(), device, threads, precision)
-        translator.graph = graph.absolute()
         # Warm up: the first call allocates memory and, on a GPU, selects kernels.
         try:
-            translator.generate(np.full((1, 2), translator.pad), np.ones((1, 2), np.int64), max_new_tokens=2)
+            OnnxSearch(translator, translator.change_search(max_new_tokens=2), session).run([[translator.pad] * 2])
         except Exception as error:  # as in `load_session`
             if out_of_memory(error):
                 raise
             raise BrokenFileError(f"{graph} cannot be run: {one_line(str(error))[-300:]}; export it again") from None
         return translator
-
-    def generate(
-        self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None, **search: Any
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Translate token ids.
-
-        input_ids, attention_mask: (batch, source), each sentence ending in </s> and padded on the right; the default
-            mask covers all tokens that are not padding
-        search: changes of the default settings, `self.search`: fields of SearchSettings
-        Returns sequences (batch, num_return_sequences, length), best first, padded, and their scores (batch,
-        num_return_sequences). Raises InputError naming the row with invalid ids: ONNX Runtime would read -1 as the last
-        row of the embedding.
-        """
-        ids, mask = self._check_batch(input_ids, attention_mask)
-        sequences, scores = self._run(self.session, ids, mask, self.change_search(**search))
-        return sequences, scores
 
     def change_search(self, **settings: Any) -> SearchSettings:
         changed = super().change_search(**settings)
@@ -122,66 +105,9 @@ class OnnxTranslator(Translator):
             )
         return changed
 
-    def _check_batch(self, input_ids: Any, attention_mask: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return ids and mask as arrays. Raises InputError naming an invalid row."""
-        ids = np.asarray(input_ids)
-        if ids.ndim != 2 or 0 in ids.shape:
-            raise InputError(f"input_ids has shape {ids.shape}; it must be 2-D (batch, source) and non-empty")
-        if ids.dtype.kind not in "iu":
-            raise InputError(f"input_ids holds {ids.dtype}; token ids are integers")
-        is_wrong = ((ids < 0) | (ids >= self.vocabulary)).any(axis=1)
-        if is_wrong.any():
-            row = is_wrong.argmax()
-            raise InputError(
-                f"input_ids row {row} has ids from {ids[row].min()} to {ids[row].max()}; "
-                f"the vocabulary goes from 0 to {self.vocabulary - 1}"
-            )
-        mask = (ids != self.pad) if attention_mask is None else np.asarray(attention_mask)
-        if mask.shape != ids.shape:
-            raise InputError(f"attention_mask has shape {mask.shape}, input_ids {ids.shape}; they must be equal")
-        if mask.dtype.kind not in "biu" or mask.min() < 0 or mask.max() > 1:
-            raise InputError("attention_mask must hold integers, 1 at tokens and 0 at padding")
-        is_empty = mask.sum(axis=1) == 0
-        if is_empty.any():
-            raise InputError(f"input_ids row {is_empty.argmax()} is empty: it holds only padding")
-        if self.positions is not None and ids.shape[1] > self.positions:
-            raise InputError(f"input_ids has {ids.shape[1]} columns; the model has {self.positions} positions")
-        return ids, mask
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments of from_pretrained, because a session cannot be pickled."""
-        if self.load_arguments is None:
-            raise TypeError("an OnnxTranslator can be pickled only if from_pretrained loaded it")
         return type(self).from_pretrained, self.load_arguments
-
-    def _run(
-        self,
-        session: Any,
-        ids: np.ndarray,
-        mask: np.ndarray,
-        settings: SearchSettings,
-        run_options: Any = None,
-        outputs: tuple[str, ...] = RESULTS,
-    ) -> list[np.ndarray]:
-        """Run one batch, and return these outputs of the graph.
-
-        Ids are copied to the GPU if there is one; scalars determine shapes and stay on the CPU.
-        """
-        import onnxruntime
-
-        # They must outlive the run: ONNX Runtime reads their memory, and 1.24's binding holds no reference to them.
-        arrays = {"input_ids": ids.astype(np.int64, "C"), "attention_mask": mask.astype(np.int64, "C")}
-        arrays |= graph_inputs(settings, self.has_repetition)
-        binding = session.io_binding()
-        cuda = session.get_provider_options().get("CUDAExecutionProvider")
-        for name, array in arrays.items():
-            place = ("cuda", int(cuda["device_id"])) if cuda is not None and array.ndim else ("cpu", 0)
-            value = onnxruntime.OrtValue.ortvalue_from_numpy(array, *place)
-            binding.bind_ortvalue_input(name, value)
-        for name in outputs:
-            binding.bind_output(name, "cpu")
-        session.run_with_iobinding(binding, run_options)
-        return binding.copy_outputs_to_cpu()
 
     def description(self) -> str:
         return f"{self.vocabulary:,} source tokens, {self.session.get_providers()[0]}"
@@ -204,7 +130,8 @@ class OnnxTranslator(Translator):
     def _open_search(self, settings: SearchSettings, alignments: bool, one_thread: bool) -> BatchSearch:
         if alignments:
             self._check_attention(settings)
-        return OnnxSearch(self, settings, alignments, self._one_thread_session() if one_thread else self.session)
+        session = self._one_thread_session() if one_thread else self.session
+        return OnnxSearch(self, settings, session, alignments)
 
     def _check_attention(self, settings: SearchSettings) -> None:
         """Raise InputError unless the graph returns the attention of the translations."""
@@ -222,14 +149,12 @@ class OnnxTranslator(Translator):
     def _one_thread_session(self) -> Any:
         """Return a session whose operators use one thread, which the workers share.
 
-        It is the session itself if that has one thread, or is on a GPU, or did not come from a file.
+        It is the session itself if that has one thread or is on a GPU.
         """
         with self._lock:
             if self._session_of_workers is None:
                 is_one = self.count_cores() in (None, 1)
-                self._session_of_workers = (
-                    self.session if is_one or self.graph is None else load_session(self.graph, "cpu", 1)
-                )
+                self._session_of_workers = self.session if is_one else load_session(self.graph, "cpu", 1)
         return self._session_of_workers
 
 
@@ -238,7 +163,7 @@ class OnnxSearch(BatchSearch):
 
     blocks_signals = True
 
-    def __init__(self, translator: OnnxTranslator, settings: SearchSettings, alignments: bool, session: Any):
+    def __init__(self, translator: OnnxTranslator, settings: SearchSettings, session: Any, alignments: bool = False):
         import onnxruntime
 
         self.translator, self.session, self.settings = translator, session, settings
@@ -247,12 +172,24 @@ class OnnxSearch(BatchSearch):
         self.options.log_severity_level = 4  # stop() is no error
 
     def run(self, sources: Sources) -> Found:
-        input_ids, mask = map(np.array, pad_rows(sources, self.translator.pad))
-        sequences, scores, *attention = self.translator._run(
-            self.session, input_ids, mask, self.settings, self.options, self.outputs
-        )
-        found = Found(sequences.tolist(), scores.tolist())
-        return found._replace(attention=self._attend(sources, found.sequences, *attention)) if attention else found
+        import onnxruntime
+
+        names, rows = ("input_ids", "attention_mask"), pad_rows(sources, self.translator.pad)
+        # They must outlive the run: ONNX Runtime reads their memory, and 1.24's binding holds no reference to them.
+        inputs = dict(zip(names, (np.array(each, np.int64) for each in rows), strict=True))
+        inputs |= graph_inputs(self.settings, self.translator.has_repetition)
+        binding = self.session.io_binding()
+        # Token ids are copied to the GPU if there is one; scalars determine shapes and stay on the CPU.
+        cuda = self.session.get_provider_options().get("CUDAExecutionProvider")
+        for name, array in inputs.items():
+            place = ("cuda", int(cuda["device_id"])) if cuda is not None and array.ndim else ("cpu", 0)
+            binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array, *place))
+        for name in self.outputs:
+            binding.bind_output(name, "cpu")
+        self.session.run_with_iobinding(binding, self.options)
+        sequences, scores, *attention = binding.copy_outputs_to_cpu()
+        found = sequences.tolist()
+        return Found(found, scores.tolist(), self._attend(sources, found, *attention) if attention else None)
 
     def _attend(self, sources: Sources, sequences: list[list[list[int]]], attention: np.ndarray) -> list[list[Any]]:
         """Return the attention of the tokens, as in `Found`.  attention: (batch, layers, heads, length, source)"""
@@ -274,7 +211,7 @@ def graph_inputs(settings: SearchSettings, repetition: bool = False) -> dict[str
     """
     values = {name: value for name, value in vars(settings).items() if repetition or name not in REPETITION} | {
         "early_stopping": settings.lookahead,
-        "max_new_tokens": settings.max_new_tokens or NO_COMMON_LIMIT,
+        "max_new_tokens": settings.max_new_tokens or 0,  # see SettingTensors in beam_search.py
     }
     types = {"length_penalty": np.float32, "repetition_penalty": np.float32}
     return {name: np.asarray(value, types.get(name, np.int64)) for name, value in values.items()}

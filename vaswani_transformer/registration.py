@@ -5,43 +5,47 @@ them, and the ONNX backend works where they are not installed.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from types import ModuleType
 
-# Registering imports these modules; it waits until none of them is half imported.
-MODULES = ("configuration", "modeling", "pipeline")
-AWAITED = ("transformers", *(f"{__package__}.{name}_vaswani_transformer" for name in MODULES))
+# `register` imports these modules, which must not be half imported then.
+OURS = tuple(f"{__package__}.{name}_vaswani_transformer" for name in ("configuration", "modeling", "pipeline"))
 
 
 class RegisterAfterImport(MetaPathFinder):
-    """Find the awaited modules as Python does, and register the model when the import of the last one ends."""
+    """Register the model at the end of the import that imports transformers: a user's, or one of our modules'.
+
+    As the first finder of `sys.meta_path`, it is asked for every module. It leaves the search to Python, and changes
+    how the found modules are executed.
+    """
 
     def __init__(self):
-        self.unfinished = 0  # imports
+        self.running = 0  # imports of these modules: ours import each other and transformers
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path, target) if fullname in AWAITED else None
-        if spec is None or spec.loader is None:
+        if fullname not in ("transformers", *OURS):
             return None
-        execute = spec.loader.exec_module
-
-        def execute_and_register(module: ModuleType) -> None:
-            self.unfinished += 1
-            try:
-                execute(module)
-            finally:
-                self.unfinished -= 1
-            if self.unfinished == 0 and sys.modules.get("transformers") is not None and self in sys.meta_path:
-                sys.meta_path.remove(self)
-                register()
-
-        spec.loader.exec_module = execute_and_register
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader.exec_module = partial(self.execute, spec.loader.exec_module)
         return spec
+
+    def execute(self, exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
+        """Execute a module as its loader does, and register the model if no import is running any more."""
+        self.running += 1
+        try:
+            exec_module(module)
+        finally:
+            self.running -= 1
+        if self.running == 0 and sys.modules.get("transformers") is not None and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            register()
 
 
 def register_once_imported() -> None:

@@ -7,30 +7,26 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from .alignments import (
-    AlignedPart,
-    Alignment,
+from .alignment_heads import (
     HeadScores,
     Reference,
-    Span,
-    align_text,
     attention_by_step,
     attention_of_heads,
     choose_heads,
     default_heads,
-    token_spans,
-    word_probabilities,
 )
-from .beam_search import MASKED, beam_search
+from .alignments import AlignedPart, Alignment, Span, align_text, token_spans, word_probabilities
+from .beam_search import beam_search
 from .cached_decoder import CachedDecoder, memory_keys_and_values
 from .errors import InputError, as_input_errors
 from .files import read_json_object, write_json
@@ -78,6 +74,14 @@ class ForcedDecoding:
     def total(self) -> float:
         """log P(Y | X)"""
         return math.fsum(self.log_probabilities)
+
+
+class EncodedPairs(NamedTuple):
+    """Sources, cleaned and with their language tokens, and the token ids of both sides."""
+
+    sources: list[str]
+    source_ids: list[list[int]]
+    target_ids: list[list[int]]
 
 
 class TorchTranslator(Translator):
@@ -188,16 +192,13 @@ class TorchTranslator(Translator):
         Raises InputError if the numbers of texts differ or a text has more tokens than 5,000 or the model's positions,
         and NotFiniteError naming the translation with a log-probability that is not finite.
         """
-        _, source_ids, target_ids, batches = self._encode_pairs(sources, targets, batch_tokens, target_language)
-
-        def force(batch: list[int]) -> list[list[float]]:
-            return self._log_probabilities([source_ids[i] for i in batch], [target_ids[i] for i in batch])
-
-        forced = run_batches(batches, force, "scoring" if progress else None)
+        title = "scoring" if progress else None
+        pairs = self._encode_pairs(sources, targets, target_language)
+        forced = self._run_pairs(pairs, self._log_probabilities, batch_tokens, title)
         for i, log_probabilities in enumerate(forced):
             if not all(map(math.isfinite, log_probabilities)):
                 raise NotFiniteError(i, f"target {i + 1}")
-        return [ForcedDecoding(*pair) for pair in zip(target_ids, forced, strict=True)]
+        return [ForcedDecoding(*pair) for pair in zip(pairs.target_ids, forced, strict=True)]
 
     def align(self, sources: str | Sequence[str], targets: str | Sequence[str], **options: Any) -> list[Alignment]:
         """Align the words of given translations, as `find_hypotheses` aligns its own; no text is split.
@@ -239,10 +240,10 @@ class TorchTranslator(Translator):
     def record_alignment_heads(self) -> Path:
         """Write the chosen heads to generation_config.json of the folder that the model was loaded from."""
         assert self.folder is not None, "the model was not loaded from a folder; call model.save_pretrained()"
-        path, generation_config = self.folder / "generation_config.json", self.model.generation_config.to_dict()
+        path, generation_config = self.folder / "generation_config.json", cast(Any, self.model.generation_config)
         # Of a file, nothing else changes; without one, the defaults would change if it held only the heads.
-        content = read_json_object(path) if path.exists() else json.loads(self.model.generation_config.to_json_string())
-        write_json(path, content | {"alignment_heads": generation_config["alignment_heads"]})
+        content = read_json_object(path) if path.exists() else json.loads(generation_config.to_json_string())
+        write_json(path, content | {"alignment_heads": generation_config.alignment_heads})
         return path
 
     def attend(
@@ -255,15 +256,11 @@ class TorchTranslator(Translator):
         progress: bool = False,
     ) -> list[AlignedPart]:
         """Return each pair with its tokens and the attention of every head, (layers, heads, target, source)."""
-        encoded, source_ids, target_ids, batches = self._encode_pairs(sources, targets, batch_tokens, target_language)
-        decoder = CachedDecoder(self.model)
-
-        def attend(batch: list[int]) -> list[np.ndarray]:
-            return self._attention(decoder, [source_ids[i] for i in batch], [target_ids[i] for i in batch])
-
-        parts = []
-        found = run_batches(batches, attend, "aligning" if progress else None)
-        for source, prefixed, target, attention in zip(map(self.clean, sources), encoded, targets, found, strict=True):
+        pairs = self._encode_pairs(sources, targets, target_language)
+        attend = partial(self._attention, CachedDecoder(self.model))
+        found = self._run_pairs(pairs, attend, batch_tokens, "aligning" if progress else None)
+        cleaned, parts = map(self.clean, sources), []
+        for source, prefixed, target, attention in zip(cleaned, pairs.sources, targets, found, strict=True):
             source_spans = self._source_spans(source, prefixed.removesuffix(source))
             target_spans = self._spans(self.target_tokenizer, target)
             parts.append(AlignedPart("", source, target, source_spans, target_spans, attention))
@@ -276,13 +273,9 @@ class TorchTranslator(Translator):
         """Return the cross-attention of each pair, (layers, heads, target, source)."""
         model, batch, tokens = self.model, self._batch(sources), self._batch(targets)["input_ids"]
         states = model.model.encoder(**batch).last_hidden_state
-        memory_bias = ((1 - batch["attention_mask"]).float() * MASKED)[:, None, None]
-        start = torch.full_like(tokens[:, :1], model.config.decoder_start_token_id)
-        place = torch.arange(tokens.shape[1], device=tokens.device)
-        causal = ((place[:, None] < place).float() * MASKED)[None]
-        encoding = model.model.decoder.positional_encoding(0, len(place), tokens.device)
-        memory = memory_keys_and_values(model.model.decoder, states)
-        decoded = decoder(torch.cat((start, tokens[:, :-1]), dim=1), encoding, [], [], causal, *memory, memory_bias)
+        memory, may_attend = memory_keys_and_values(model.model.decoder, states), batch["attention_mask"].bool()
+        encoding = model.model.decoder.positional_encoding(0, tokens.shape[1], tokens.device)
+        decoded = decoder.decode_whole(tokens, encoding, *memory, may_attend[:, None, None])
         attention = torch.stack(decoded.cross_attentions, dim=1).float().cpu().numpy()
         return [
             weights[:, :, : len(target), : len(source)]
@@ -290,19 +283,14 @@ class TorchTranslator(Translator):
         ]
 
     def _encode_pairs(
-        self, sources: str | Sequence[str], targets: str | Sequence[str], batch_tokens: int, target_language: str | None
-    ) -> tuple[list[str], list[list[int]], list[list[int]], list[list[int]]]:
-        """Return the cleaned sources with their language tokens, the token ids of both sides, and the batches.
-
-        A batch holds the indices of its pairs. Raises InputError.
-        """
+        self, sources: str | Sequence[str], targets: str | Sequence[str], target_language: str | None
+    ) -> EncodedPairs:
+        """Tokenise pairs. Raises InputError if the numbers of texts differ or one is too long."""
         sources, targets = as_texts(sources, "source"), as_texts(targets, "target")
         if len(sources) != len(targets):
             raise InputError(f"{len(sources)} sources and {len(targets)} targets: each source needs its translation")
-        with as_input_errors():
-            batch_tokens = check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
         if not sources:
-            return [], [], [], []
+            return EncodedPairs([], [], [])
         sources = self.add_language(list(map(self.clean, sources)), target_language, "source")
         source_ids = cast(list[list[int]], self.tokenizer(sources, verbose=False)["input_ids"])
         target_ids = cast(list[list[int]], self.target_tokenizer(text_target=targets, verbose=False)["input_ids"])
@@ -314,11 +302,31 @@ class TorchTranslator(Translator):
                     raise InputError(
                         f"{kind} {number} has {len(ids):,} tokens; at most {LONGEST_SCORED:,} are scored: split it"
                     )
+        return EncodedPairs(sources, source_ids, target_ids)
+
+    def _run_pairs(
+        self,
+        pairs: EncodedPairs,
+        run: Callable[[list[list[int]], list[list[int]]], list[Item]],
+        batch_tokens: int,
+        title: str | None,
+    ) -> list[Item]:
+        """Return what `run` returns for the token ids of the sources and targets, batch by batch, in their order.
+
+        title: of a progress bar; None for no bar
+        """
+        with as_input_errors():
+            check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
         logits = max(1, self.target_vocabulary // LOGITS_PER_TOKEN)  # of each target token
-        lengths = [
-            max(len(source), len(target) * logits) for source, target in zip(source_ids, target_ids, strict=True)
-        ]
-        return sources, source_ids, target_ids, list(batches_by_length(lengths, batch_tokens))
+        ids = [*zip(pairs.source_ids, pairs.target_ids, strict=True)]
+        lengths = [max(len(source), len(target) * logits) for source, target in ids]
+        found: dict[int, Item] = {}
+        with show_progress(title is not None, title or "", len(ids)) as advance:
+            for batch in batches_by_length(lengths, batch_tokens):
+                sources, targets = zip(*(ids[i] for i in batch), strict=True)
+                found |= zip(batch, run([*sources], [*targets]), strict=True)
+                advance(len(batch))
+        return [found[i] for i in range(len(found))]
 
     @torch.inference_mode()
     def _log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[list[float]]:
@@ -331,19 +339,6 @@ class TorchTranslator(Translator):
         """Return input_ids and attention_mask, (batch, longest), on the model's device."""
         ids, mask = (torch.tensor(padded, device=self.model.device) for padded in pad_rows(rows, self.pad))
         return {"input_ids": ids, "attention_mask": mask}
-
-
-def run_batches(batches: list[list[int]], run: Callable[[list[int]], list[Item]], what: str | None) -> list[Item]:
-    """Return the results of the items of all batches, in the order of their indices.
-
-    run: returns the results for the indices in a batch;  what: the title of a progress bar; None for no bar
-    """
-    results: dict[int, Item] = {}
-    with show_progress(what is not None, what or "", sum(map(len, batches))) as advance:
-        for batch in batches:
-            results |= zip(batch, run(batch), strict=True)
-            advance(len(batch))
-    return [results[i] for i in range(len(results))]
 
 
 class TorchSearch(BatchSearch):

@@ -139,13 +139,13 @@ def onnx_file(folder: Path, threads: int | None, device: str = "cpu") -> System:
     from vaswani_transformer.onnx_translator import OnnxTranslator
 
     translator = OnnxTranslator.from_pretrained(folder, device=device, threads=threads)
-    special = {translator.pad, translator.config["eos_token_id"]}
+    special = {translator.pad, translator.end}
 
     def translate(sources: TokenIds, beams: int, length: int | None = None) -> TokenIds:
-        arrays = padded_arrays(sources, translator.pad)
         limits = {"min_new_tokens": length - 1, "max_new_tokens": length} if length else {}  # min: before </s>
-        sequences, _ = translator.generate(*arrays, num_beams=beams, early_stopping=LOOKAHEAD, **limits)
-        return without(special, sequences[:, 0].tolist())
+        settings = translator.change_search(num_beams=beams, early_stopping=LOOKAHEAD, **limits)
+        found = translator._open_search(settings, alignments=False, one_thread=False).run(sources)
+        return without(special, [best for best, *_ in found.sequences])
 
     name = folder.resolve().name
     precision = EXPORTED[json.loads((folder / EXPORT_RECORD).read_text(encoding="utf-8"))["precision"]]

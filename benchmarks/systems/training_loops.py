@@ -20,8 +20,8 @@ import transformers  # which imports its Trainer on first use: `peak_megabytes` 
 
 from training.batches import RunBatches, batch_by_length
 from training.corpus import Corpora, read_corpora
-from training.machine import make_accelerator
 from training.model import model_config
+from training.processes import make_accelerator
 from training.recipe import Recipe
 from training.report import Reporter
 from training.stopping import Signals

@@ -12,15 +12,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.beam_search import (
-    MASKED,
-    Constants,
-    Memory,
-    SearchState,
-    SettingTensors,
-    start,
-    step,
-)
+from vaswani_transformer.beam_search import Constants, Memory, SearchState, SettingTensors, start, step
 from vaswani_transformer.cached_decoder import CachedDecoder
 
 from .graph_builder import OPSET, type_without_sizes
@@ -101,7 +93,7 @@ class CrossAttentions(nn.Module):
 
     def __init__(self, model: Model):
         super().__init__()
-        self.decoder, self.config = CachedDecoder(model), model.config
+        self.decoder, self.pad = CachedDecoder(model), model.config.pad_token_id
 
     def forward(self, memory: Memory, positional_encoding: Tensor, sequences: Tensor) -> Tensor:
         """Return the weights, (batch, layers, heads, length, source), 0 at padding.
@@ -109,14 +101,9 @@ class CrossAttentions(nn.Module):
         sequences: (batch, 1, length), padded
         """
         tokens = sequences[:, 0]
-        start_tokens = torch.full_like(tokens[:, :1], self.config.decoder_start_token_id)
-        inputs = torch.cat((start_tokens, tokens[:, :-1]), dim=1)
-        target = torch.arange(tokens.shape[1])
-        causal = ((target[:, None] < target).float() * MASKED)[None]
-        encoding = positional_encoding.index_select(0, target)
-        decoded = self.decoder(inputs, encoding, [], [], causal, memory.keys, memory.values, memory.bias)
+        decoded = self.decoder.decode_whole(tokens, positional_encoding, memory.keys, memory.values, memory.bias)
         weights = torch.stack(decoded.cross_attentions, dim=1).float()
-        return weights.masked_fill((tokens == self.config.pad_token_id)[:, None, None, :, None], 0.0)
+        return weights.masked_fill((tokens == self.pad)[:, None, None, :, None], 0.0)
 
 
 def export_search(model: Model, attention: bool, repetition: bool) -> SearchGraphs:

@@ -29,7 +29,8 @@ from ..folder import OurModel, write_toolkit_json
 from ..layout import CONCATENATED, OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR
 from ..options import MAX_SIZE, RATES, Options, Reasons, expand, map_sizes
 from ..rename import Rule, expand_layers, expand_table, find_first, rename_to_theirs, select_weights
-from ..segmentation import CONTROL, SentencePieceModel, build_bpe_tokenizer, read_codes
+from ..segmentation import build_bpe_tokenizer, read_codes
+from ..sentencepiece_model import CONTROL, SentencePieceModel
 from ..toolkit import Description, count_embeddings, explain_penalty, register_reader, register_writer
 from ..vocabulary import SIDES, Reference, Vocabulary, number_tokens, read_token_ids
 from .fairseq import EPSILON, LAYERS, OFFSET

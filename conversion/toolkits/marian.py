@@ -25,7 +25,8 @@ from ..folder import OurModel
 from ..layout import DECODER_POSITIONS, ENCODER_POSITIONS, OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, TENSOR2TENSOR
 from ..options import STACKS, Options, Reasons, show_value
 from ..rename import Rule, expand_layers, find_first, rename_to_theirs, select_weights
-from ..segmentation import CONTROL, SPACE, UNKNOWN, SentencePieceModel, build_word_tokenizer, find_tokenizer
+from ..segmentation import build_word_tokenizer, find_tokenizer
+from ..sentencepiece_model import CONTROL, SPACE, UNKNOWN, SentencePieceModel
 from ..toolkit import Description, count_embeddings, explain_penalty, register_reader, register_writer
 from ..vocabulary import SIDES, Vocabulary, find_unused_name, number_tokens
 

@@ -18,7 +18,7 @@ from vaswani_transformer.errors import InputError
 from ..graph_builder import TO_THE_END, GraphBuilder, cast_to_int, pad_rows, shift, spread, tensor_type
 from .source import END_OF_TEXT, read_tokenizer_json, read_type
 
-# The decoder of SentencePiece models, see conversion/segmentation.py.
+# The decoder of SentencePiece models, see conversion/sentencepiece_model.py.
 STEPS = [decoders.Replace(" ", ""), decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
 SENTENCEPIECE = json.loads(decoders.Sequence(STEPS).__getstate__())
 REPLACEMENT, DROPPED = 256, 257  # pieces of text besides the 256 bytes: U+FFFD, and nothing

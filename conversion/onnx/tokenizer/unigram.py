@@ -1,4 +1,4 @@
-"""A unigram model of SentencePiece, as `vaswani-transformer convert` writes it (conversion/segmentation.py).
+"""A unigram model of SentencePiece, as `vaswani-transformer convert` writes it (conversion/sentencepiece_model.py).
 
 The text of each part between symbols is normalised, and `▁` stands for spaces and in front of it. Spaces stand around
 runs of characters that are in no piece, because a token of the other language may be such a run.

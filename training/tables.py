@@ -1,0 +1,156 @@
+"""Tables of text, in TSV and CSV files: their quotes, their delimiter, and the columns of both languages."""
+
+import csv
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.lines import BYTE_ORDER_MARK, open_text, split_lines
+
+from .languages import Columns, find_columns, is_language, missing_language
+
+Row = tuple[int, list[str]]  # the number of its first line, and its cells
+
+# A file whose cells are quoted where needed, as pandas and spreadsheets write it: every `"` fits into such a row.
+QUOTED_CELL = rb'"(?:[^"]|"")*"'
+QUOTED_ROW = re.compile(rb'(?:[^"\t]*|%b)(?:\t(?:[^"\t]*|%b))*' % (QUOTED_CELL, QUOTED_CELL))
+NEEDS_QUOTES = re.compile(rb'(?:^|\t)"(?:[^"]|"")*?(?:""|[\t\r\n])')
+# Labels of columns that are no language: blank, `unnamed: 0` or words such as `id`, `score` and `text_a`.
+LABEL = re.compile(r"unnamed: 0||[a-z][a-z0-9_]+")
+# Numbers, ids, scores and addresses: a word of ASCII with a digit, or an address.
+NO_TEXT = re.compile(r"[!-~]*(?:\d|://)[!-~]*")
+EXCEL_DELIMITER = re.compile("sep=.?", re.IGNORECASE)  # the first line of some CSV files, which Excel reads
+SAMPLE = 1000  # rows
+LONGEST_QUOTED = 1 << 17  # bytes of a row of a quoted TSV with line breaks inside quotes
+# Not csv's 131,072 letters: the corpus drops long texts and counts them, as those of other formats.
+csv.field_size_limit(10_000_000)
+
+
+class Table(NamedTuple):
+    """How to read a table: its delimiter, whether cells are quoted, and where each row has its texts."""
+
+    delimiter: str
+    quoted: bool
+    labels: list[str]  # of the columns
+    header: int  # the number of the line with the labels; 0 if there is none
+    columns: Columns
+
+
+def read_rows(lines: Iterable[str], path: Path, delimiter: str, quoted: bool) -> Iterator[Row]:
+    """Yield the rows of a table.  lines: of the file"""
+    if not quoted:
+        yield from ((number, line.split(delimiter)) for number, line in enumerate(lines, start=1))
+        return
+    rows = csv.reader(
+        (line.removesuffix("\r") + "\n" for line in lines), delimiter=delimiter, strict=True, skipinitialspace=True
+    )
+    number = 1
+    try:
+        for cells in rows:
+            if number > 1 or not cells or not EXCEL_DELIMITER.fullmatch(cells[0]) or any(cells[1:]):
+                yield number, cells
+            number = rows.line_num + 1
+    except csv.Error as error:
+        raise InputError(
+            f"{path} line {number}: its quotes do not fit together ({error}); quote a text that contains quotes, and "
+            'double each of them: "a ""b"""'
+        ) from None
+
+
+def have_columns(rows: Iterable[Row]) -> bool:
+    """Return whether the first rows have the same number of columns, more than one."""
+    try:
+        sizes = {len(cells) for _, cells in islice(rows, SAMPLE) if any(cells)}
+    except InputError:
+        return False
+    return len(sizes) == 1 and sizes != {1}
+
+
+def describe_table(rows: Iterable[Row], languages: tuple[str, str], path: Path, delimiter: str, quoted: bool) -> Table:
+    """Find the columns of both languages by the first rows.
+
+    A header gives their order, or else a name such as `train.en-de.tsv`; without either, the first column is the
+    source. Columns that no header names must be text in at least one of the first rows: a pandas index or a score is
+    not, nor a column of a few words that return, such as a domain. Raises InputError, also for a header that does not
+    name both.
+    """
+    rows = [row for row in islice(rows, SAMPLE) if any(map(str.strip, row[1]))]
+    line, first = rows[0] if rows else (1, [])
+    labels = [cell.strip(" \"'") for cell in first]
+    if len(labels) < 2:
+        raise InputError(f"{path} line {line}: {len(labels)} columns, expected source{_show(delimiter)}target")
+    others = [cells for _, cells in rows[1:]]
+    repeated = others != [] and first[:2] == others[0][:2]  # columns of languages: eng, deu, source, target
+    if not repeated and (columns := find_columns(labels, languages)) is not None:
+        for position in columns.texts:
+            if labels.count(labels[position]) > 1:
+                raise InputError(f"{path} line {line}: two columns are called {labels[position]}; rename one of them")
+        return Table(delimiter, quoted, labels, line, columns)
+    example = _show(delimiter).join(("id", *languages)[-len(labels) :])
+    if others and not repeated and _are_labels(labels) and not any(map(_are_labels, others)):
+        raise InputError(
+            f"{path} line {line}: no column {missing_language(labels, languages)!r}; columns: "
+            f"{', '.join(label or 'unnamed' for label in labels)}. Name them in the first line, such as {example}"
+        )
+    samples = [[cells[column].strip() for _, cells in rows if len(cells) == len(labels)] for column in (0, 1)]
+    if (column := _find_column_without_text(samples, may_repeat=len(labels) == 2)) is not None:
+        raise InputError(
+            f"{path}: column {column + 1} has no text ({', '.join(samples[column][:3])}); name the columns in a first "
+            f"line, such as {example}"
+        )
+    backwards = re.search(rf"(^|[._-]){re.escape('-'.join(languages[::-1]))}[._-]", path.name)
+    texts = (1, 0) if backwards else (0, 1)
+    return Table(delimiter, quoted, [f"column {n}" for n in range(1, len(labels) + 1)], 0, Columns(texts, (None, None)))
+
+
+def _find_column_without_text(samples: list[list[str]], may_repeat: bool) -> int | None:
+    """Return the first column with nothing but numbers, ids and languages, or else with a few words that return.
+
+    samples: some cells of each column;  may_repeat: whether a text may consist of a few words
+    """
+    for column, cells in enumerate(samples):
+        if all(not cell or NO_TEXT.fullmatch(cell) or is_language(cell) for cell in cells):
+            return column
+    for column, cells in enumerate(samples):
+        if not may_repeat and len(cells) > 2 and 10 * len(set(cells)) <= max(10, len(cells)):
+            return column
+    return None
+
+
+def _are_labels(cells: list[str]) -> bool:
+    if [cell for cell in cells if cell] == [str(n) for n in range(sum(map(bool, cells)))] and any(cells):
+        return True  # of a table of pandas without names
+    return all(is_language(cell) or LABEL.fullmatch(cell.casefold()) for cell in cells)
+
+
+def _show(delimiter: str) -> str:
+    return " TAB " if delimiter == "\t" else delimiter
+
+
+def is_quoted(path: Path) -> bool:
+    """Return whether the quotes of a TSV belong to the format, as those of pandas do.
+
+    They do if all rows fit the format and either a text needs its quotes or every cell has them. Many tools of machine
+    translation write TSV without quoting; their quotes are text.
+    """
+    needed, everywhere, row = False, True, b""
+    with open_text(path) as file:
+        for line in split_lines(file, str(path)):
+            if not row and b'"' not in line:
+                everywhere = everywhere and not line.strip()
+                continue
+            row += line
+            if row.count(b'"') % 2:  # a line break inside quotes
+                if len(row) > LONGEST_QUOTED:
+                    return False
+                continue
+            row = row.removeprefix(BYTE_ORDER_MARK).removesuffix(b"\n").removesuffix(b"\r")
+            if not QUOTED_ROW.fullmatch(row):
+                return False
+            needed = needed or NEEDS_QUOTES.search(row) is not None
+            everywhere = everywhere and row.startswith(b'"') and row.endswith(b'"')
+            row = b""
+    return not row and (needed or everywhere)
