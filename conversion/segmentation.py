@@ -6,7 +6,7 @@ https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.prot
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,10 +58,13 @@ def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: st
             f"No BPE codes were found next to the checkpoint: the {side} tokenizer expects segmented text (`a@@ b`)."
         )
     elif any(token.startswith(SPACE) for token in tokens):
-        model = find_sentencepiece(folder, language, tokens)
+        model, known = find_sentencepiece(folder, language, tokens), set(tokens)
         if model:
             vocabulary.files.append(model.path)
-            vocabulary.references[side] = model.make_reference(vocabulary, side)
+            if not vocabulary.splits_pieces or known.issuperset(
+                piece for piece, _, kind in model.pieces if kind == NORMAL
+            ):
+                vocabulary.references[side] = model.make_reference(vocabulary, side)
             return model.build_tokenizer(vocabulary, side)
         vocabulary.notes.append(
             f"No SentencePiece model was found next to the checkpoint: the {side} tokenizer expects segmented text."
@@ -154,6 +157,8 @@ def build_bpe_tokenizer(
             token = token.removesuffix(separator) if token.endswith(separator) else token + "</w>"
         ids[token] = id
     merges = list(dict.fromkeys(merges))
+    if vocabulary.splits_pieces:
+        merges = select_needed(merges, ids)
     pieces = dict.fromkeys(piece for left, right in merges for piece in (left, right, left + right))
     ids |= vocabulary.add_aliases(side, (piece for piece in pieces if piece not in ids))
     tokenizer = Tokenizer(
@@ -163,6 +168,20 @@ def build_bpe_tokenizer(
     tokenizer.decoder = decoders.BPEDecoder(suffix="</w>")
     add_whole_tokens(tokenizer, whole)
     return vocabulary.add_post_processor(tokenizer, side)
+
+
+def select_needed(merges: Sequence[tuple[str, str]], known: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the merges that make known pieces, or parts of these.
+
+    Leaving out the others is nearly what a toolkit does that splits pieces which its vocabulary lacks. It differs if such
+    a piece is also part of a known one, or if its letters then merge with those around it.
+    """
+    needed, selected = set(known), []
+    for left, right in reversed(merges):
+        if left + right in needed:
+            needed |= {left, right}
+            selected.append((left, right))
+    return selected[::-1]
 
 
 def read_codes(path: Path) -> list[tuple[str, str]]:
@@ -286,6 +305,8 @@ class SentencePieceModel:
             for piece, score, kind in self.pieces
             if kind in (NORMAL, USER_DEFINED, BYTE) and piece not in special.values()
         }
+        if vocabulary.splits_pieces:
+            matchable = self.select_pieces(matchable, ids)
         whole = [token for token in vocabulary.whole_tokens(side) if token not in matchable]
         ids |= vocabulary.add_aliases(side, [piece for piece in matchable if piece not in ids])
         names = self.name_tokens(ids, {*matchable, *whole}, vocabulary)
@@ -348,6 +369,27 @@ class SentencePieceModel:
         steps += [decoders.Replace(SPACE, " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         return decoders.Sequence(steps)
 
+    def list_merges(self, matchable: Mapping[str, float], ids: Mapping[str, int]) -> list[tuple[str, str]]:
+        """Return the pairs of pieces that make a piece, the best score first, and then by their ids."""
+        merges = [
+            (-score, ids[piece[:cut]], ids[piece[cut:]], piece[:cut], piece[cut:])
+            for piece, score in matchable.items()
+            for cut in range(1, len(piece))
+            if piece[:cut] in matchable and piece[cut:] in matchable
+        ]
+        return [(left, right) for *_, left, right in sorted(merges)]
+
+    def select_pieces(self, matchable: dict[str, float], known: Iterable[str]) -> dict[str, float]:
+        """Return the pieces that the library uses after SetVocabulary: known ones and single characters.
+
+        It still merges the others of a BPE model, and then splits them: see `select_needed`.
+        """
+        needed = {*known, *self.user_defined}
+        if self.kind == BPE:
+            merges = self.list_merges(matchable, {piece: id for id, (piece, *_) in enumerate(self.pieces)})
+            needed |= {part for pair in select_needed(merges, needed) for part in pair}
+        return {piece: score for piece, score in matchable.items() if piece in needed or len(piece) == 1}
+
     def name_tokens(self, ids: dict[str, int], found: set[str], vocabulary: Vocabulary) -> dict[str, int]:
         """Return the names of the tokens in the tokenizer's model, with their ids.
 
@@ -389,15 +431,9 @@ class SentencePieceModel:
 
         No merges make user-defined symbols and the other side's tokens: a part of the text that is a token becomes it.
         """
-        merges = [
-            (-score, ids[piece[:cut]], ids[piece[cut:]], piece[:cut], piece[cut:])
-            for piece, score in matchable.items()
-            for cut in range(1, len(piece))
-            if piece[:cut] in matchable and piece[cut:] in matchable
-        ]
         return models.BPE(
             names,
-            [(left, right) for *_, left, right in sorted(merges)],
+            self.list_merges(matchable, ids),
             unk_token=unknown,
             fuse_unk=True,
             byte_fallback=self.byte_fallback,

@@ -1,8 +1,8 @@
 """A toolkit's vocabulary, special tokens and tokenizers, with the toolkit's ids.
 
-BPE merges and SentencePiece models can make pieces that are not in the vocabulary, which the toolkit maps to `<unk>`. A
-tokenizer needs an id for every piece, so each of these pieces (an alias) gets an id after the toolkit's ids, and the
-embedding of `<unk>`.
+BPE merges and SentencePiece models can make pieces that are not in the vocabulary, which most toolkits map to `<unk>`
+and JoeyNMT splits into smaller ones. A tokenizer needs an id for every piece, so each of these pieces (an alias) gets an
+id after the toolkit's ids, and the embedding of `<unk>`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,6 +47,7 @@ class Vocabulary:
     source_template: what the source's tokenizer returns: TEXT and the names of special tokens that it adds
     source_has_bos_and_eos: False if only the target has the tokens `bos` and `eos`
     tokenizers: by side; a side is missing if it has no tokenizer, and the notes say why
+    splits_pieces: whether the toolkit splits a piece that its vocabulary lacks into smaller ones
     added: tokens that users added to the toolkit's tokenizer, which finds them before it splits a text
     references: by side, the toolkit's own tokenizers, where a package that may be installed has them
     aliases: by side, pieces that are not in the toolkit's vocabulary, in the order of their ids
@@ -63,6 +64,7 @@ class Vocabulary:
     start: int | None = None
     source_template: tuple[str, ...] = (TEXT, "eos_token")
     source_has_bos_and_eos: bool = True
+    splits_pieces: bool = False
     added: list[str] = field(default_factory=list)
     tokenizers: dict[str, Tokenizer] = field(default_factory=dict)
     references: dict[str, Reference] = field(default_factory=dict)
