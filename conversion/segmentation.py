@@ -173,8 +173,8 @@ def build_bpe_tokenizer(
 def select_needed(merges: Sequence[tuple[str, str]], known: Iterable[str]) -> list[tuple[str, str]]:
     """Return the merges that make known pieces, or parts of these.
 
-    Leaving out the others is nearly what a toolkit does that splits pieces which its vocabulary lacks. It differs if such
-    a piece is also part of a known one, or if its letters then merge with those around it.
+    A toolkit that splits pieces which its vocabulary lacks (`Vocabulary.splits_pieces`) segments nearly as without the
+    other merges: the two differ if such a piece is also part of a known one, or if its letters then merge with others.
     """
     needed, selected = set(known), []
     for left, right in reversed(merges):

@@ -1,8 +1,8 @@
 """A toolkit's vocabulary, special tokens and tokenizers, with the toolkit's ids.
 
 BPE merges and SentencePiece models can make pieces that are not in the vocabulary, which most toolkits map to `<unk>`
-and JoeyNMT splits into smaller ones. A tokenizer needs an id for every piece, so each of these pieces (an alias) gets an
-id after the toolkit's ids, and the embedding of `<unk>`.
+and JoeyNMT splits into smaller ones. A tokenizer needs an id for every piece, so each of these pieces (an alias) gets
+an id after the toolkit's ids, and the embedding of `<unk>`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

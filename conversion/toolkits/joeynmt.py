@@ -157,8 +157,8 @@ def read_vocabulary(folder: Path, data: Mapping[str, Any]) -> Vocabulary:
             vocabulary.notes.append(f"data.{name} has a pretokenizer: tokenize texts with sacremoses first.")
         if options.get("normalize"):
             vocabulary.notes.append(
-                f"data.{name}.normalize is on: before the tokenizer, apply NFKC to texts, replace curly quotes by straight "
-                "ones, and join runs of spaces."
+                f"data.{name}.normalize is on: before the tokenizer, apply NFKC to texts, replace curly quotes by "
+                "straight ones, and join runs of spaces."
             )
     vocabulary.files = list(dict.fromkeys(vocabulary.files))
     return vocabulary
