@@ -273,12 +273,12 @@ def write_checkpoint(folder: OurModel, out: Path, options: Options) -> None:
         tensors[f"{stack}.version"] = torch.tensor([3.0])  # with an older one, fairseq drops the final norms
         if not learned:
             tensors[f"{stack}.embed_positions._float_tensor"] = torch.zeros(1)
+    # Every version of fairseq reads `args`; `cfg` would have to be an object of OmegaConf.
     checkpoint = {
-        "args": None,
-        "cfg": {"model": make_options(config, languages), "task": {"_name": "translation", **languages}},
+        "args": make_options(config, languages),
         "model": folder.in_saved_dtype(tensors),
-        "optimizer_history": [],
-        "extra_state": {},
+        "optimizer_history": [{"optimizer_name": "adam", "lr_scheduler_state": {}, "num_updates": 0}],
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
     }
     save_pickle(checkpoint, out / "checkpoint_best.pt")
     if not has_dictionaries:
@@ -297,7 +297,6 @@ def make_options(config: Any, languages: Mapping[str, str]) -> argparse.Namespac
     pre, learned = config.norm_position == "pre", config.position_embedding_type == "learned"
     activation = next(name for name, ours in ACTIVATIONS.items() if ours == config.activation_function)
     return argparse.Namespace(
-        _name="transformer",
         arch="transformer",
         task="translation",
         **languages,
