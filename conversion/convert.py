@@ -54,24 +54,31 @@ OTHER_MODELS = {
 
 
 def import_checkpoint(
-    path: Path, out: Path, name: str | None = None, logits: Path | None = None, paper_search: bool = False
+    path: Path,
+    out: Path,
+    name: str | None = None,
+    logits: Path | None = None,
+    paper_search: bool = False,
+    source_language: str | None = None,
+    target_language: str | None = None,
 ) -> None:
     """Convert a checkpoint of another toolkit to a model folder at `out`, which must be new.
 
     name: the name of the checkpoint's toolkit, None to recognise it
     logits: see `compare_with_toolkit`
     paper_search: keep the paper's settings of the search instead of the checkpoint's
+    source_language, target_language: see `choose_languages`
     """
     reader, file = find_checkpoint(path, name)
     with create_folder(out) as folder, torch.inference_mode():
         description, model = read_model(reader, file)
-        if not paper_search:
-            try:
-                set_search(model, description.search)
-            except (ValueError, TypeError) as error:
-                raise BrokenFileError(
-                    f"{file} has settings of the search that are not supported ({error}); --paper-search ignores them"
-                ) from None
+        forced = choose_languages(description, file, source_language, target_language)
+        try:
+            set_search(model, forced if paper_search else description.search | forced)
+        except (ValueError, TypeError) as error:
+            raise BrokenFileError(
+                f"{file} has settings of the search that are not supported ({error}); --paper-search ignores them"
+            ) from None
         save_model(description, model, folder, reader.name, file)
         check_result(folder, file)
         checks = [compare_with_toolkit(description, model, reader.name, file, logits)]
@@ -83,6 +90,30 @@ def import_checkpoint(
     for note in description.all_notes():
         print(f"note: {escape_controls(note)}")
     print(*map(escape_controls, checks), sep="\n")
+
+
+def choose_languages(description: Description, file: Path, source: str | None, target: str | None) -> dict[str, Any]:
+    """Set the languages of a model that has their tokens at fixed places; return the setting of the search for them.
+
+    file: the checkpoint, for errors
+    source, target: as the vocabulary names them. Raises InputError if one is missing, unknown or without meaning.
+    """
+    how, known = description.languages, description.vocabulary.languages
+    given = {"--source-language": source, "--target-language": target}
+    if how is None:
+        if any(value is not None for value in given.values()):
+            raise InputError(f"{file}: this model's languages are not chosen here; leave out {' and '.join(given)}")
+        return {}
+    used = {"--source-language": how.in_source == "source", "--target-language": True}
+    for option, value in given.items():
+        if used[option] and value not in known:
+            what = f"has no language {value!r}" if value else "is multilingual, and a converted model has one direction"
+            raise InputError(f"{file} {what}; give {option}: {enumerate_names(known)}")
+    tokens = {"source": known.get(source or ""), "target": known.get(target or ""), "": None}
+    forced = tokens["target"] if how.in_target else None
+    description.vocabulary.set_languages(tokens[how.in_source], forced)
+    description.kept |= {"source_language": source, "target_language": target}
+    return {} if forced is None else {"forced_bos_token_id": description.vocabulary.target.index(forced)}
 
 
 def import_tokenizer(path: Path, out: Path) -> None:

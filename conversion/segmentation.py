@@ -318,7 +318,9 @@ class SentencePieceModel:
         # SentencePiece never matches control symbols in text, but tokenizers would: split them, so that a typed `</s>`
         # is text. User-defined symbols stay whole; a unigram model's scores see to that.
         unmatched = {piece for piece, _, kind in self.pieces if kind in (CONTROL, UNKNOWN, BYTE)}
-        symbols = [piece for piece in unmatched.union(special.values()) if len(piece) > 1]
+        symbols = [
+            piece for piece in unmatched.union(special.values(), vocabulary.languages.values()) if len(piece) > 1
+        ]
         parts = [f"{re.escape(symbol[0])}(?={re.escape(symbol[1:])})" for symbol in sorted(symbols)]
         if self.kind == BPE:
             parts += map(re.escape, sorted(self.user_defined, key=len, reverse=True))
@@ -399,6 +401,7 @@ class SentencePieceModel:
         found: the tokens that keep their names, because texts can have them
         """
         special = {token for side in SIDES for token in vocabulary.special_tokens(side).values()}
+        special.update(vocabulary.languages.values())
         own = {piece for piece, *_ in self.pieces}
         names = {}
         for piece, id in ids.items():
