@@ -46,11 +46,22 @@ SEARCH += tuple(REPETITION)
 # What models of transformers have that this architecture does not, by `model_type`.
 MBART = "an mBART or BART model, which normalises its embeddings in a layer of their own"
 T5 = "a T5 model, which has relative positions and norms without a mean"
+SPARSE = "a model with sparse attention"
+SPEECH = "a speech model, whose encoder reads audio"
 OTHER_MODELS = {
-    **dict.fromkeys(("bart", "mbart", "mvp", "plbart"), MBART),
+    **dict.fromkeys(("bart", "mbart", "mvp", "plbart", "blenderbot-small"), MBART),
     **dict.fromkeys(("t5", "mt5", "umt5", "longt5", "switch_transformers"), T5),
-    "m2m_100": "an M2M-100 or NLLB model: its layers are pre-norm, and translations begin with a language's token",
+    **dict.fromkeys(("bigbird_pegasus", "led", "pegasus_x"), SPARSE),
+    **dict.fromkeys(("whisper", "speech_to_text", "speech_to_text_2", "speecht5", "moonshine"), SPEECH),
+    **dict.fromkeys(("seamless_m4t", "seamless_m4t_v2"), SPEECH),
+    "encoder-decoder": "an EncoderDecoderModel of two language models, such as BERT, which normalise their embeddings",
+    "vision-encoder-decoder": "a model whose encoder reads images",
+    "nllb-moe": "an NLLB model with a mixture of experts in place of feed-forward layers",
+    "prophetnet": "a ProphetNet model, which predicts several tokens at once with streams of attention",
+    "t5gemma": "a T5Gemma model, which has rotary positions and gated feed-forward layers",
 }
+READ_TYPES = ("marian", "fsmt", "m2m_100", "pegasus", "blenderbot")
+READ_MODELS = "MarianMTModel (OPUS-MT), FSMT, M2M-100, NLLB, Pegasus and Blenderbot"
 
 
 def import_checkpoint(
@@ -230,11 +241,11 @@ def refuse_other_models(folder: Path) -> None:
             "the checkpoint that it was made from"
         )
     kind = find_model_type(folder / "config.json")
-    if kind not in (None, MODEL_TYPE, "marian", "fsmt"):
+    if kind not in (None, MODEL_TYPE, *READ_TYPES):
         what = OTHER_MODELS.get(kind, f"a model of type {kind!r}")
         raise InputError(
-            f"{folder} cannot be converted: config.json describes {what}; of transformers' models, MarianMTModel "
-            "(OPUS-MT) and FSMT can be converted"
+            f"{folder} cannot be converted: config.json describes {what}; of transformers' models, {READ_MODELS} can "
+            "be converted"
         )
 
 

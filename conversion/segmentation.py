@@ -152,8 +152,9 @@ def build_bpe_tokenizer(
     special = vocabulary.special_tokens(side)
     ids: dict[str, int] = {}
     whole = vocabulary.language_tokens(side)
+    no_pieces = {*special.values(), *whole, *vocabulary.languages.values()}
     for token, id in vocabulary.ids(side).items():
-        if separator is not None and token not in special.values() and token not in whole:
+        if separator is not None and token not in no_pieces:
             token = token.removesuffix(separator) if token.endswith(separator) else token + "</w>"
         ids[token] = id
     merges = list(dict.fromkeys(merges))

@@ -144,7 +144,7 @@ class Vocabulary:
         """Put these languages' tokens in front of sources and targets, after the tokenizers have been built."""
         templates = [(*filter(None, [token]), TEXT, "eos_token") for token in (source, target)]
         self.source_template, self.target_template = templates
-        for side, token in zip(SIDES, (source, target), strict=True):
+        for side in SIDES:
             if side in self.tokenizers:
                 tokenizer = self.tokenizers[side] = Tokenizer.from_str(self.tokenizers[side].to_str())
                 tokenizer.add_special_tokens([*self.languages.values()])  # which decoding leaves out

@@ -385,8 +385,13 @@ def test_a_vocabulary_in_yaml_is_a_flat_mapping(tmp_path: Path, refused, copy_of
         ),
         (
             "fairseq-old",
-            {"lang_pairs": "en-de,en-fr", "decoder_langtok": True, "quant_noise_pq": 0.1, "simul_type": "waitk"},
-            ["--decoder-langtok True", "--quant-noise-pq 0.1", "--simul-type 'waitk'"],
+            {
+                "lang_pairs": "en-de,en-fr",
+                "lang_tok_replacing_bos_eos": True,
+                "quant_noise_pq": 0.1,
+                "simul_type": "waitk",
+            },
+            ["--lang-tok-replacing-bos-eos True", "--quant-noise-pq 0.1", "--simul-type 'waitk'"],
         ),
         (
             "fairseq-old",
@@ -557,7 +562,12 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path, refused):
     [
         ("t5", "a T5 model, which has relative positions"),
         ("mbart", "an mBART or BART model, which normalises its embeddings"),
-        ("m2m_100", "an M2M-100 or NLLB model: its layers are pre-norm"),
+        ("nllb-moe", "an NLLB model with a mixture of experts"),
+        ("prophetnet", "a ProphetNet model, which predicts several tokens at once"),
+        ("encoder-decoder", "an EncoderDecoderModel of two language models"),
+        ("speech_to_text_2", "a speech model, whose encoder reads audio"),
+        ("blenderbot-small", "which normalises its embeddings in a layer of their own"),
+        ("led", "a model with sparse attention; of transformers' models, MarianMTModel (OPUS-MT), FSMT, M2M-100"),
         ("llama", "a model of type 'llama'"),
         (["llama"], "no file in this folder has the name of a checkpoint"),
     ],

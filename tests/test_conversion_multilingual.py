@@ -1,13 +1,14 @@
 """Pre-norm models of transformers, and models whose translations begin with the token of their language."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import padded, randomise
-from golden import refusal, train_sentencepiece
+from golden import converted, golden, refusal, train_sentencepiece
 from saved_model import ENGLISH, GERMAN
 from transformers import (
     BlenderbotConfig,
@@ -22,6 +23,7 @@ from transformers import (
 )
 
 from conversion.__main__ import main
+from conversion.checkpoint_files import load_checkpoint
 from conversion.segmentation import SentencePieceModel
 from vaswani_transformer import Translator
 from vaswani_transformer.loading import load_model
@@ -79,7 +81,10 @@ def m2m100_tokenizer(folder: Path, kind: str) -> Any:
     pieces = [piece for piece, *_ in SentencePieceModel.read(folder / "sentencepiece.bpe.model").pieces]
     tokens = dict.fromkeys(["<s>", "<pad>", "</s>", "<unk>", *pieces[:-5]])
     (folder / "vocab.json").write_text(json.dumps({token: id for id, token in enumerate(tokens)}))
-    files = {"vocab_file": str(folder / "vocab.json"), "spm_file": str(folder / "sentencepiece.bpe.model")}
+    files: dict[str, Any] = {
+        "vocab_file": str(folder / "vocab.json"),
+        "spm_file": str(folder / "sentencepiece.bpe.model"),
+    }
     return M2M100Tokenizer(**files, src_lang="de", tgt_lang="fr")
 
 
@@ -89,7 +94,8 @@ def nllb_tokenizer(folder: Path) -> Any:
     merges = [("t", "h"), ("▁", "th"), ("e", "r"), ("▁", "d"), ("▁d", "er")]
     tokens = ["<s>", "<pad>", "</s>", "<unk>", "▁", *letters, *(a + b for a, b in merges)]
     vocab = {token: id for id, token in enumerate(dict.fromkeys(tokens))}
-    return NllbTokenizer(vocab=vocab, merges=merges, src_lang="eng_Latn", tgt_lang="deu_Latn")
+    options: dict[str, Any] = {"vocab": vocab, "merges": merges}
+    return NllbTokenizer(**options, src_lang="eng_Latn", tgt_lang="deu_Latn")
 
 
 @pytest.mark.parametrize("which", ["m2m100 unigram", "m2m100 bpe", "nllb"])
@@ -162,3 +168,35 @@ def test_pegasus_has_its_tokenizer(tmp_path: Path):
         assert translator.target_tokenizer.decode(ids, skip_special_tokens=True) == tokenizer.decode(
             ids, skip_special_tokens=True
         )
+
+
+@pytest.mark.parametrize(
+    ("options", "source", "first"),
+    [
+        ({"decoder_langtok": True}, None, []),
+        ({"decoder_langtok": True, "encoder_langtok": "src"}, "en", ["<__en__>"]),
+        ({"decoder_langtok": True, "encoder_langtok": "tgt"}, None, ["<__fr__>"]),
+        ({"langtoks": {"main": ["tgt", "tgt"]}}, None, ["<__fr__>"]),
+    ],
+    ids=str,
+)
+def test_fairseqs_translations_begin_with_their_language(
+    options: dict, source: str | None, first: list[str], tmp_path: Path
+):
+    """translation_multi_simple_epoch gives the search the target's token as prefix_tokens, and puts a token in front of
+    sources with --encoder-langtok."""
+    theirs = Path(shutil.copytree(golden("fairseq-languages"), tmp_path / "theirs"))
+    checkpoint = load_checkpoint(golden("fairseq-languages") / "checkpoint_best.pt")
+    vars(checkpoint["cfg"]["model"]).update({"encoder_langtok": None, **options})
+    torch.save(checkpoint, theirs / "checkpoint_best.pt")
+    given = ["--target-language", "fr", *(["--source-language", source] if source else [])]
+    main([str(theirs), str(tmp_path / "ours"), *given, "--logits", str(theirs / "expected.npz")])
+    translator = Translator.from_pretrained(tmp_path / "ours", device="cpu")
+    ids = translator.tokenizer("w4 w5")["input_ids"]
+    assert translator.tokenizer.convert_ids_to_tokens(ids) == [*first, "w4", "w5", "</s>"]
+    (french,) = converted("fairseq-languages").tokenizer()("__fr__")["input_ids"][:1]
+    (hypothesis,) = translator.find_hypotheses(["w4 w5"])[0]
+    assert hypothesis.tokens[0] == french and "fr" not in hypothesis.text
+    assert translator.target_tokenizer("w4")["input_ids"][0] == french
+    notes = (tmp_path / "ours" / "conversion.json").read_text()
+    assert json.loads(notes)["options"]["target_language"] == "fr"

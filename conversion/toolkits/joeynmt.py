@@ -118,15 +118,15 @@ def read_search(testing: Mapping[str, Any], data: Mapping[str, Any], vocabulary:
     if not testing:
         return {}
     alpha = testing.get("alpha", testing.get("beam_alpha", 0))  # `alpha` before JoeyNMT 2
-    search = {"num_beams": testing.get("beam_size", 1), "length_penalty": max(alpha, 0)}
+    search: dict[str, Any] = {"num_beams": testing.get("beam_size", 1), "length_penalty": max(alpha, 0)}
     if is_version_2(data):
-        testing = {"min_output_length": 1} | testing
+        testing = {"min_output_length": 1, **testing}
     search |= {ours: testing[theirs] for theirs, ours in SEARCH.items() if testing.get(theirs, 0) > 0}
     special = data.get("special_symbols") or {}
     never = [special.get("sep_token"), *(special.get("lang_tags") or [])]
-    search["suppress_tokens"] = [vocabulary.target.index(token) for token in never if token in vocabulary.target]
     if not testing.get("generate_unk", True):
-        search["suppress_tokens"].append(vocabulary.unknown)
+        never.append(vocabulary.special_tokens("target")["unk_token"])
+    search["suppress_tokens"] = [vocabulary.target.index(token) for token in never if token in vocabulary.target]
     return search
 
 
