@@ -582,7 +582,7 @@ def test_other_models_of_transformers_are_refused_by_name(kind: Any, words: str,
         assert words in refusal(refused, path, tmp_path / "out")
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.filterwarnings("ignore:`torch.jit", "ignore:TypedStorage")
 def test_other_archives_are_refused_by_what_they_are(tmp_path: Path, refused):
     """Files of TorchScript, of torch.package, which has no checksums of records, and of numpy."""
     torch.jit.script(nn.Linear(2, 2)).save(str(tmp_path / "script.pt"))
