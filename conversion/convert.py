@@ -118,8 +118,8 @@ def choose_languages(description: Description, file: Path, source: str | None, t
     used = {"--source-language": how.in_source == "source", "--target-language": True}
     for option, value in given.items():
         if used[option] and value not in known:
-            what = f"has no language {value!r}" if value else "is multilingual, and a converted model has one direction"
-            raise InputError(f"{file} {what}; give {option}: {enumerate_names(known)}")
+            what = f"has no language {value!r}" if value else "has many languages, and a converted model has one pair"
+            raise InputError(f"{file} {what}; convert it with {option}: {', '.join(known)}")
     tokens = {"source": known.get(source or ""), "target": known.get(target or ""), "": None}
     forced = tokens["target"] if how.in_target else None
     description.vocabulary.set_languages(tokens[how.in_source], forced)
@@ -163,6 +163,9 @@ def export_checkpoint(path: Path, out: Path, name: str) -> None:
         options.require({"d_k": (None,), "d_v": (None,)})  # d_model / heads
         notes = WRITERS[name](folder, new, options) or []
         options.reasons.raise_if_any()  # the folder is deleted
+        forced = folder.model.generation_config.forced_bos_token_id
+        if forced is not None and name != "hf-marian":
+            notes = [*notes, f"Translations begin with token {forced}, which {name} must be given as a prefix."]
         if folder.toolkit == name and folder.originals.is_dir():  # the vocabularies, byte for byte
             for file in sorted(folder.originals.iterdir()):
                 shutil.copyfile(file, new / file.name)

@@ -134,9 +134,9 @@ def test_the_languages_must_be_chosen(tmp_path: Path, refused, capsys):
     random_model("m2m_100", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "theirs")
     tokenizer.save_pretrained(tmp_path / "theirs")
     for given, said in [
-        ([], "is multilingual, and a converted model has one direction; give --source-language: ace_Arab, "),
-        (["--source-language", "eng_Latn"], "has one direction; give --target-language: ace_Arab"),
-        (["--source-language", "en"], "has no language 'en'; give --source-language: ace_Arab"),
+        ([], "many languages, and a converted model has one pair; convert it with --source-language: ace_Arab, "),
+        (["--source-language", "eng_Latn"], "has one pair; convert it with --target-language: ace_Arab"),
+        (["--source-language", "en"], "has no language 'en'; convert it with --source-language: ace_Arab"),
     ]:
         assert said in refusal(refused, tmp_path / "theirs", tmp_path / "ours", *given)
     random_model("pegasus").save_pretrained(tmp_path / "pegasus")

@@ -156,6 +156,20 @@ def test_transformers_computes_the_same_logits(tmp_path: Path):
     assert generation["bad_words_ids"] == [[0], [1]]
 
 
+def test_a_forced_first_token_is_written_or_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """transformers applies it, and CTranslate2 takes it as the target_prefix of each call."""
+    model = untrained_model(layer_norm_eps=1e-5)
+    model.generation_config.forced_bos_token_id = 7
+    model.save_pretrained(tmp_path / "ours")
+    trained_tokenizer().save_pretrained(tmp_path / "ours")
+    main(["--to", "hf-marian", str(tmp_path / "ours"), str(tmp_path / "theirs")])
+    assert json.loads((tmp_path / "theirs" / "generation_config.json").read_text())["forced_bos_token_id"] == 7
+    assert "prefix" not in capsys.readouterr().out
+    pytest.importorskip("ctranslate2")
+    main(["--to", "ctranslate2", str(tmp_path / "ours"), str(tmp_path / "ct2")])
+    assert "note: Translations begin with token 7, which ctranslate2 must be given as" in capsys.readouterr().out
+
+
 def test_both_tokenizers_are_written_for_transformers(tmp_path: Path):
     model = VaswaniTransformerForConditionalGeneration(tiny_config(layer_norm_eps=1e-5, vocab_size=300))
     model.save_pretrained(tmp_path / "ours")

@@ -326,7 +326,9 @@ def write_marian(folder: OurModel, out: Path, options: Options) -> None:
         tensors["lm_head.weight"] = ours[OUTPUT].clone()  # which may equal the decoder's embedding
     tensors["final_logits_bias"] = ours.get(OUTPUT_BIAS, torch.zeros(len(ours[TARGET]))).reshape(1, -1)
     save_file(folder.in_saved_dtype(tensors), out / "model.safetensors", metadata={"format": "pt"})
-    write_toolkit_json(make_generation_settings(config), out / "generation_config.json")
+    forced: Any = folder.model.generation_config.forced_bos_token_id
+    settings = make_generation_settings(config) | ({} if forced is None else {"forced_bos_token_id": forced})
+    write_toolkit_json(settings, out / "generation_config.json")
     if was_hf_marian:
         write_toolkit_json(folder.kept["config"], out / "config.json")
         return
