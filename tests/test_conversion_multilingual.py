@@ -73,6 +73,24 @@ def test_logits_equal_those_of_transformers(kind: str, changes: dict, tmp_path: 
     assert "There is no tokenizer: there is no tokenizer.json; save it with AutoTokenizer" in notes
 
 
+def test_files_of_transformers_4_have_tables_and_tied_matrices(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """As facebook/m2m100_418M and NLLB: a pickle, with what transformers 5 no longer saves."""
+    model = random_model("m2m_100")
+    model.save_pretrained(tmp_path / "theirs")
+    main([str(tmp_path / "theirs"), str(tmp_path / "new")])
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for stack in ("encoder", "decoder"):
+        weights[f"model.{stack}.embed_tokens.weight"] = weights["model.shared.weight"]
+        weights[f"model.{stack}.embed_positions.weights"] = getattr(model.model, stack).embed_positions.weights
+    (tmp_path / "theirs" / "model.safetensors").unlink()
+    torch.save(weights, tmp_path / "theirs" / "pytorch_model.bin")
+    capfd.readouterr()
+    main([str(tmp_path / "theirs"), str(tmp_path / "old")])
+    assert "UNEXPECTED" not in "".join(capfd.readouterr())  # from the model of transformers
+    new, old = (load_model(tmp_path / name, device="cpu").state_dict() for name in ("new", "old"))
+    assert new.keys() == old.keys() and all(torch.equal(new[name], old[name]) for name in new)
+
+
 def m2m100_tokenizer(folder: Path, kind: str) -> Any:
     """A tokenizer of pieces of English and German, in the files of facebook/m2m100_418M."""
     folder.mkdir()
