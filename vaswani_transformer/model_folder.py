@@ -124,6 +124,11 @@ class ModelFolder:
         return sorted(special - {self.config["eos_token_id"]})
 
     @property
+    def forced(self) -> int | None:
+        """The token with which every translation begins, if there is one."""
+        return self.generation_config.get("forced_bos_token_id")
+
+    @property
     def trained_length(self) -> int | None:
         """The tokens of the longest source sentence of the training, if that is known."""
         return self.generation_config.get("max_source_length")

@@ -314,8 +314,7 @@ def check_built_in(graph: Path, metadata: Mapping[str, str], folder: ModelFolder
 
     metadata: of the graph; empty unless this package exported it
     """
-    forced = folder.generation_config.get("forced_bos_token_id")
-    for field, value in built_in_values(folder.config, folder.suppressed, forced).items():
+    for field, value in built_in_values(folder.config, folder.suppressed, folder.forced).items():
         if (built_in := metadata.get(field, value)) != value:
             is_setting = field in ("suppress_tokens", "forced_bos_token_id")
             file = "generation_config.json" if is_setting else "config.json"

@@ -160,6 +160,8 @@ def read_vocabulary(folder: Path, data: Mapping[str, Any]) -> Vocabulary:
                 f"data.{name}.normalize is on: before the tokenizer, apply NFKC to texts, replace curly quotes by "
                 "straight ones, and join runs of spaces."
             )
+    if special.get("lang_tags"):
+        vocabulary.notes.append("JoeyNMT's prompts (src_prompt, trg_prompt) are left out: texts begin without a tag.")
     vocabulary.files = list(dict.fromkeys(vocabulary.files))
     return vocabulary
 
