@@ -60,6 +60,10 @@ OTHER_MODELS = {
     "prophetnet": "a ProphetNet model, which predicts several tokens at once with streams of attention",
     "t5gemma": "a T5Gemma model, which has rotary positions and gated feed-forward layers",
 }
+NO_LANGUAGES_NOTE = (
+    "The model has many languages, whose tokens are unknown without the vocabulary. Put the source's id in front of "
+    "sources as in its toolkit, and give generate() the target's as forced_bos_token_id."
+)
 READ_TYPES = ("marian", "fsmt", "m2m_100", "pegasus", "blenderbot")
 READ_MODELS = "MarianMTModel (OPUS-MT), FSMT, M2M-100, NLLB, Pegasus and Blenderbot"
 
@@ -111,9 +115,11 @@ def choose_languages(description: Description, file: Path, source: str | None, t
     """
     how, known = description.languages, description.vocabulary.languages
     given = {"--source-language": source, "--target-language": target}
-    if how is None:
+    if how is None or not known:
         if any(value is not None for value in given.values()):
             raise InputError(f"{file}: this model's languages are not chosen here; leave out {' and '.join(given)}")
+        if how is not None:
+            description.notes = [*description.notes, NO_LANGUAGES_NOTE]
         return {}
     used = {"--source-language": how.in_source == "source", "--target-language": True}
     for option, value in given.items():

@@ -148,7 +148,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         TENSOR2TENSOR,
         unscaled=unscaled,
         notes=NOTES,
-        languages=chosen if vocabulary.languages else None,
+        languages=chosen,
         kept=kept,
     )
 

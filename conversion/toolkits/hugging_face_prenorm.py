@@ -97,7 +97,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         unscaled=() if scaled else (SOURCE, TARGET),
         notes=[PENALTY_NOTE, *lost, *([LANGUAGE_NOTE] if languages else [])],
         search=search,
-        languages=languages if vocabulary.languages else None,
+        languages=languages,
         reference=partial(compute_logits, CLASSES[kind]),
     )
 
