@@ -48,10 +48,15 @@ def convert(
     paper_search: Annotated[
         bool, typer.Option("--paper-search", help="Use the paper's search, not the settings of the checkpoint.")
     ] = False,
+    source_language: Annotated[
+        str | None, typer.Option(help="Of a multilingual model (M2M-100, NLLB, ...), such as en or eng_Latn.")
+    ] = None,
+    target_language: Annotated[str | None, typer.Option(help="Of a multilingual model.")] = None,
     revision: Revision = None,
     dry_run: DryRun = False,
 ) -> None:
-    if to is not None and (toolkit, logits, paper_search) != (None, None, False):
+    languages = (source_language, target_language)
+    if to is not None and (toolkit, logits, paper_search, *languages) != (None, None, False, None, None):
         raise InputError("--to converts a model folder of this project and takes no other option")
     path = locate_model(model, revision, dry_run)
     from .convert import export_checkpoint, import_checkpoint, import_tokenizer
@@ -62,7 +67,7 @@ def convert(
     elif path.suffix in (".model", ".spm") and path.is_file() and toolkit is logits is None:
         import_tokenizer(path, out)
     else:
-        import_checkpoint(path, out, toolkit, logits, paper_search)
+        import_checkpoint(path, out, toolkit, logits, paper_search, *languages)
     print(f"{out}: written in {time.perf_counter() - start:.1f} s")
 
 

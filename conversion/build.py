@@ -219,12 +219,12 @@ def write_notes(description: Description, toolkit: str, checkpoint: Path) -> str
         )
     if vocabulary.pad is None:
         notes.append(f"{toolkit} has no padding token. Here it is token {vocabulary.pad_id}.")
+    theirs = "splits into smaller ones" if vocabulary.splits_pieces else "maps to `<unk>`"
     for side, pieces in vocabulary.aliases.items():
         if pieces:
             notes.append(
                 f"The {side} tokenizer can make {len(pieces)} pieces that are not in the vocabulary, which {toolkit} "
-                f"maps to `<unk>`. Here they are the tokens from {vocabulary.first_alias(side)} on, with `<unk>`'s "
-                "embedding."
+                f"{theirs}. Here they are the tokens from {vocabulary.first_alias(side)} on, with `<unk>`'s embedding."
             )
     if "source" in vocabulary.tokenizers and "target" in vocabulary.tokenizers and not vocabulary.is_joint:
         notes.append(

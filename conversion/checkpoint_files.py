@@ -71,6 +71,7 @@ ALLOWED: list[Any] = [
 
 REFUSED_NAME = re.compile(r"(?:[Uu]nsupported (?:global: )?GLOBAL |Unsupported class |callable from )([\w.]+)")
 RECORD_NAME = re.compile(r"[^/]+/data/[^/]+")  # of a storage in a file of torch.save
+CODE_NAME = re.compile(r"/code/__torch__|/\.data/(ts_code|extern_modules)")
 MAX_COMPRESSION = 100  # torch and Marian do not compress
 
 
@@ -207,6 +208,18 @@ def check_archive(entries: list[zipfile.ZipInfo], path: Path) -> None:
         raise BrokenFileError(f"{path} has {size:,} bytes and would unpack to {unpacked:,}; it was not loaded")
 
 
+def refuse_other_archives(path: Path, names: list[str]) -> None:
+    """Raise InputError for a zip file that contains code of torch or only numpy's arrays. names: of its entries"""
+    if any(CODE_NAME.search(name) for name in names):
+        raise InputError(
+            f"{path} was not loaded, and none of it was run: it is a program of TorchScript or torch.package, which "
+            "contains code; load it with its own program and save only model.state_dict()"
+        )
+    if names and all(name.endswith(".npy") for name in names):
+        arrays = enumerate_names(name.removesuffix(".npy") for name in names)
+        raise InputError(f"{path} is not a model of Marian, the toolkit that saves .npz files: its arrays are {arrays}")
+
+
 def check_sums(path: Path, entries: list[zipfile.ZipInfo]) -> None:
     """Raise BrokenFileError for a file of torch.save with an entry that does not match its checksum: torch reads none.
 
@@ -255,6 +268,7 @@ def list_records(path: Path) -> list[int] | None:
     except (zipfile.BadZipFile, NotImplementedError, ValueError):
         return []  # torch reports what is wrong with it
     check_archive(entries, path)
+    refuse_other_archives(path, [entry.filename for entry in entries])
     check_sums(path, entries)
     for entry, following in pairwise(entries):
         # Also true of compressed records, whose bytes torch would take for numbers.

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers.utils import logging
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import BrokenFileError, InputError, ProofError, UnavailableError, one_line
@@ -140,12 +141,16 @@ def compute_arrays(description: Description, model: Model, checkpoint: Path) -> 
         raise UnavailableError("a vocabulary has only special tokens")
     source, target = (torch.tensor([chance.choices(ids, k=length) for _ in range(RANDOM_PAIRS)]) for ids in words)
     target[:, 0] = vocabulary.start_id
+    verbosity = logging.get_verbosity()
     try:
         # The library's output and warnings do not concern the conversion.
+        logging.set_verbosity_error()
         with warnings.catch_warnings(action="ignore"), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             logits = description.reference(checkpoint, description, source, target)
     except Exception as error:  # torch and transformers raise many kinds
         raise UnavailableError(f"{type(error).__name__}: {one_line(str(error))[:200]}") from error
+    finally:
+        logging.set_verbosity(verbosity)
     return [source, target, logits, torch.ones_like(source), torch.ones_like(target)]
 
 

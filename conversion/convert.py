@@ -46,32 +46,54 @@ SEARCH += tuple(REPETITION)
 # What models of transformers have that this architecture does not, by `model_type`.
 MBART = "an mBART or BART model, which normalises its embeddings in a layer of their own"
 T5 = "a T5 model, which has relative positions and norms without a mean"
+SPARSE = "a model with sparse attention"
+SPEECH = "a speech model, whose encoder reads audio"
 OTHER_MODELS = {
-    **dict.fromkeys(("bart", "mbart", "mvp", "plbart"), MBART),
+    **dict.fromkeys(("bart", "mbart", "mvp", "plbart", "blenderbot-small"), MBART),
     **dict.fromkeys(("t5", "mt5", "umt5", "longt5", "switch_transformers"), T5),
-    "m2m_100": "an M2M-100 or NLLB model: its layers are pre-norm, and translations begin with a language's token",
+    **dict.fromkeys(("bigbird_pegasus", "led", "pegasus_x"), SPARSE),
+    **dict.fromkeys(("whisper", "speech_to_text", "speech_to_text_2", "speecht5", "moonshine"), SPEECH),
+    **dict.fromkeys(("seamless_m4t", "seamless_m4t_v2"), SPEECH),
+    "encoder-decoder": "an EncoderDecoderModel of two language models, such as BERT, which normalise their embeddings",
+    "vision-encoder-decoder": "a model whose encoder reads images",
+    "nllb-moe": "an NLLB model with a mixture of experts in place of feed-forward layers",
+    "prophetnet": "a ProphetNet model, which predicts several tokens at once with streams of attention",
+    "t5gemma": "a T5Gemma model, which has rotary positions and gated feed-forward layers",
 }
+NO_LANGUAGES_NOTE = (
+    "The model has many languages, whose tokens are unknown without the vocabulary. Put the source's id in front of "
+    "sources as in its toolkit, and give generate() the target's as forced_bos_token_id."
+)
+READ_TYPES = ("marian", "fsmt", "m2m_100", "pegasus", "blenderbot")
+READ_MODELS = "MarianMTModel (OPUS-MT), FSMT, M2M-100, NLLB, Pegasus and Blenderbot"
 
 
 def import_checkpoint(
-    path: Path, out: Path, name: str | None = None, logits: Path | None = None, paper_search: bool = False
+    path: Path,
+    out: Path,
+    name: str | None = None,
+    logits: Path | None = None,
+    paper_search: bool = False,
+    source_language: str | None = None,
+    target_language: str | None = None,
 ) -> None:
     """Convert a checkpoint of another toolkit to a model folder at `out`, which must be new.
 
     name: the name of the checkpoint's toolkit, None to recognise it
     logits: see `compare_with_toolkit`
     paper_search: keep the paper's settings of the search instead of the checkpoint's
+    source_language, target_language: see `choose_languages`
     """
     reader, file = find_checkpoint(path, name)
     with create_folder(out) as folder, torch.inference_mode():
         description, model = read_model(reader, file)
-        if not paper_search:
-            try:
-                set_search(model, description.search)
-            except (ValueError, TypeError) as error:
-                raise BrokenFileError(
-                    f"{file} has settings of the search that are not supported ({error}); --paper-search ignores them"
-                ) from None
+        forced = choose_languages(description, file, source_language, target_language)
+        try:
+            set_search(model, forced if paper_search else description.search | forced)
+        except (ValueError, TypeError) as error:
+            raise BrokenFileError(
+                f"{file} has settings of the search that are not supported ({error}); --paper-search ignores them"
+            ) from None
         save_model(description, model, folder, reader.name, file)
         check_result(folder, file)
         checks = [compare_with_toolkit(description, model, reader.name, file, logits)]
@@ -83,6 +105,32 @@ def import_checkpoint(
     for note in description.all_notes():
         print(f"note: {escape_controls(note)}")
     print(*map(escape_controls, checks), sep="\n")
+
+
+def choose_languages(description: Description, file: Path, source: str | None, target: str | None) -> dict[str, Any]:
+    """Set the languages of a model that has their tokens at fixed places; return the setting of the search for them.
+
+    file: the checkpoint, for errors
+    source, target: as the vocabulary names them. Raises InputError if one is missing, unknown or without meaning.
+    """
+    how, known = description.languages, description.vocabulary.languages
+    given = {"--source-language": source, "--target-language": target}
+    if how is None or not known:
+        if any(value is not None for value in given.values()):
+            raise InputError(f"{file}: this model's languages are not chosen here; leave out {' and '.join(given)}")
+        if how is not None:
+            description.notes = [*description.notes, NO_LANGUAGES_NOTE]
+        return {}
+    used = {"--source-language": how.in_source == "source", "--target-language": True}
+    for option, value in given.items():
+        if used[option] and value not in known:
+            what = f"has no language {value!r}" if value else "has many languages, and a converted model has one pair"
+            raise InputError(f"{file} {what}; convert it with {option}: {', '.join(known)}")
+    tokens = {"source": known.get(source or ""), "target": known.get(target or ""), "": None}
+    forced = tokens["target"] if how.in_target else None
+    description.vocabulary.set_languages(tokens[how.in_source], forced)
+    description.kept |= {"source_language": source, "target_language": target}
+    return {} if forced is None else {"forced_bos_token_id": description.vocabulary.target.index(forced)}
 
 
 def import_tokenizer(path: Path, out: Path) -> None:
@@ -121,6 +169,9 @@ def export_checkpoint(path: Path, out: Path, name: str) -> None:
         options.require({"d_k": (None,), "d_v": (None,)})  # d_model / heads
         notes = WRITERS[name](folder, new, options) or []
         options.reasons.raise_if_any()  # the folder is deleted
+        forced = folder.model.generation_config.forced_bos_token_id
+        if forced is not None and name != "hf-marian":
+            notes = [*notes, f"Translations begin with token {forced}, which {name} must be given as a prefix."]
         if folder.toolkit == name and folder.originals.is_dir():  # the vocabularies, byte for byte
             for file in sorted(folder.originals.iterdir()):
                 shutil.copyfile(file, new / file.name)
@@ -199,11 +250,11 @@ def refuse_other_models(folder: Path) -> None:
             "the checkpoint that it was made from"
         )
     kind = find_model_type(folder / "config.json")
-    if kind not in (None, MODEL_TYPE, "marian", "fsmt"):
+    if kind not in (None, MODEL_TYPE, *READ_TYPES):
         what = OTHER_MODELS.get(kind, f"a model of type {kind!r}")
         raise InputError(
-            f"{folder} cannot be converted: config.json describes {what}; of transformers' models, MarianMTModel "
-            "(OPUS-MT) and FSMT can be converted"
+            f"{folder} cannot be converted: config.json describes {what}; of transformers' models, {READ_MODELS} can "
+            "be converted"
         )
 
 

@@ -11,8 +11,8 @@ from vaswani_transformer.files import check_readable
 from vaswani_transformer.lines import read_lines
 
 from .checkpoint_files import find_file
-from .sentencepiece_model import SPACE, SentencePieceModel
-from .vocabulary import SIDES, Vocabulary, add_whole_tokens
+from .sentencepiece_model import NORMAL, SPACE, SentencePieceModel
+from .vocabulary import SIDES, Vocabulary, add_whole_tokens, select_needed
 
 # Patterns of tokens that follow each other without spaces: single characters, and atoms and bonds of SMILES.
 CHARACTER = r"[\s\S]"
@@ -47,10 +47,13 @@ def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: st
             f"No BPE codes were found next to the checkpoint: the {side} tokenizer expects segmented text (`a@@ b`)."
         )
     elif any(token.startswith(SPACE) for token in tokens):
-        model = find_sentencepiece(folder, language, tokens)
+        model, known = find_sentencepiece(folder, language, tokens), set(tokens)
         if model:
             vocabulary.files.append(model.path)
-            vocabulary.references[side] = model.make_reference(vocabulary, side)
+            if not vocabulary.splits_pieces or known.issuperset(
+                piece for piece, _, kind in model.pieces if kind == NORMAL
+            ):
+                vocabulary.references[side] = model.make_reference(vocabulary, side)
             return model.build_tokenizer(vocabulary, side)
         vocabulary.notes.append(
             f"No SentencePiece model was found next to the checkpoint: the {side} tokenizer expects segmented text."
@@ -133,11 +136,14 @@ def build_bpe_tokenizer(
     special = vocabulary.special_tokens(side)
     ids: dict[str, int] = {}
     whole = vocabulary.language_tokens(side)
+    no_pieces = {*special.values(), *whole, *vocabulary.languages.values()}
     for token, id in vocabulary.ids(side).items():
-        if separator is not None and token not in special.values() and token not in whole:
+        if separator is not None and token not in no_pieces:
             token = token.removesuffix(separator) if token.endswith(separator) else token + "</w>"
         ids[token] = id
     merges = list(dict.fromkeys(merges))
+    if vocabulary.splits_pieces:
+        merges = select_needed(merges, ids)
     pieces = dict.fromkeys(piece for left, right in merges for piece in (left, right, left + right))
     ids |= vocabulary.add_aliases(side, (piece for piece in pieces if piece not in ids))
     tokenizer = Tokenizer(

@@ -5,6 +5,7 @@ https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.prot
 
 import re
 import struct
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.files import check_readable
 
 from .protobuf import parse_fields
-from .vocabulary import SIDES, Reference, Vocabulary, add_whole_tokens
+from .vocabulary import SIDES, Reference, Vocabulary, add_whole_tokens, select_needed
 
 PIECES, TRAINER_SPEC, NORMALIZER_SPEC = 1, 2, 3  # fields of ModelProto
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of a piece
@@ -114,6 +115,8 @@ class SentencePieceModel:
             for piece, score, kind in self.pieces
             if kind in (NORMAL, USER_DEFINED, BYTE) and piece not in special.values()
         }
+        if vocabulary.splits_pieces:
+            matchable = self.select_pieces(matchable, ids)
         whole = [token for token in vocabulary.whole_tokens(side) if token not in matchable]
         ids |= vocabulary.add_aliases(side, [piece for piece in matchable if piece not in ids])
         names = self.name_tokens(ids, {*matchable, *whole}, vocabulary)
@@ -125,7 +128,9 @@ class SentencePieceModel:
         # SentencePiece never matches control symbols in text, but tokenizers would: split them, so that a typed `</s>`
         # is text. User-defined symbols stay whole; a unigram model's scores see to that.
         unmatched = {piece for piece, _, kind in self.pieces if kind in (CONTROL, UNKNOWN, BYTE)}
-        symbols = [piece for piece in unmatched.union(special.values()) if len(piece) > 1]
+        symbols = [
+            piece for piece in unmatched.union(special.values(), vocabulary.languages.values()) if len(piece) > 1
+        ]
         parts = [f"{re.escape(symbol[0])}(?={re.escape(symbol[1:])})" for symbol in sorted(symbols)]
         if self.kind == BPE:
             parts += map(re.escape, sorted(self.user_defined, key=len, reverse=True))
@@ -176,6 +181,27 @@ class SentencePieceModel:
         steps += [decoders.Replace(SPACE, " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         return decoders.Sequence(steps)
 
+    def list_merges(self, matchable: Mapping[str, float], ids: Mapping[str, int]) -> list[tuple[str, str]]:
+        """Return the pairs of pieces that make a piece, the best score first, and then by their ids."""
+        merges = [
+            (-score, ids[piece[:cut]], ids[piece[cut:]], piece[:cut], piece[cut:])
+            for piece, score in matchable.items()
+            for cut in range(1, len(piece))
+            if piece[:cut] in matchable and piece[cut:] in matchable
+        ]
+        return [(left, right) for *_, left, right in sorted(merges)]
+
+    def select_pieces(self, matchable: dict[str, float], known: Iterable[str]) -> dict[str, float]:
+        """Return the pieces that the library uses after SetVocabulary: known ones and single characters.
+
+        It still merges the others of a BPE model, and then splits them: see `select_needed`.
+        """
+        needed = {*known, *self.user_defined}
+        if self.kind == BPE:
+            merges = self.list_merges(matchable, {piece: id for id, (piece, *_) in enumerate(self.pieces)})
+            needed |= {part for pair in select_needed(merges, needed) for part in pair}
+        return {piece: score for piece, score in matchable.items() if piece in needed or len(piece) == 1}
+
     def name_tokens(self, ids: dict[str, int], found: set[str], vocabulary: Vocabulary) -> dict[str, int]:
         """Return the names of the tokens in the tokenizer's model, with their ids.
 
@@ -185,6 +211,7 @@ class SentencePieceModel:
         found: the tokens that keep their names, because texts can have them
         """
         special = {token for side in SIDES for token in vocabulary.special_tokens(side).values()}
+        special.update(vocabulary.languages.values())
         own = {piece for piece, *_ in self.pieces}
         names = {}
         for piece, id in ids.items():
@@ -217,15 +244,9 @@ class SentencePieceModel:
 
         No merges make user-defined symbols and the other side's tokens: a part of the text that is a token becomes it.
         """
-        merges = [
-            (-score, ids[piece[:cut]], ids[piece[cut:]], piece[:cut], piece[cut:])
-            for piece, score in matchable.items()
-            for cut in range(1, len(piece))
-            if piece[:cut] in matchable and piece[cut:] in matchable
-        ]
         return models.BPE(
             names,
-            [(left, right) for *_, left, right in sorted(merges)],
+            self.list_merges(matchable, ids),
             unk_token=unknown,
             fuse_unk=True,
             byte_fallback=self.byte_fallback,

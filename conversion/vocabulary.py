@@ -1,8 +1,8 @@
 """A toolkit's vocabulary, special tokens and tokenizers, with the toolkit's ids.
 
-BPE merges and SentencePiece models can make pieces that are not in the vocabulary, which the toolkit maps to `<unk>`. A
-tokenizer needs an id for every piece, so each of these pieces (an alias) gets an id after the toolkit's ids, and the
-embedding of `<unk>`.
+BPE merges and SentencePiece models can make pieces that are not in the vocabulary, which most toolkits map to `<unk>`
+and JoeyNMT splits into smaller ones. A tokenizer needs an id for every piece, so each of these pieces (an alias) gets
+an id after the toolkit's ids, and the embedding of `<unk>`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,9 +44,12 @@ class Vocabulary:
     source, target: the tokens by id
     unknown, bos, pad: None if the toolkit has no such token
     start: the decoder's first token; None if the toolkit starts with a zero vector
-    source_template: what the source's tokenizer returns: TEXT and the names of special tokens that it adds
+    source_template, target_template: what the tokenizers return: TEXT, and the names of special tokens that they add,
+        or these tokens themselves
     source_has_bos_and_eos: False if only the target has the tokens `bos` and `eos`
     tokenizers: by side; a side is missing if it has no tokenizer, and the notes say why
+    languages: names of languages -> their tokens, which stand at fixed places, see `Languages` in toolkit.py
+    splits_pieces: whether the toolkit splits a piece that its vocabulary lacks into smaller ones
     added: tokens that users added to the toolkit's tokenizer, which finds them before it splits a text
     references: by side, the toolkit's own tokenizers, where a package that may be installed has them
     aliases: by side, pieces that are not in the toolkit's vocabulary, in the order of their ids
@@ -62,7 +65,10 @@ class Vocabulary:
     pad: int | None = None
     start: int | None = None
     source_template: tuple[str, ...] = (TEXT, "eos_token")
+    target_template: tuple[str, ...] = (TEXT, "eos_token")
     source_has_bos_and_eos: bool = True
+    languages: dict[str, str] = field(default_factory=dict)
+    splits_pieces: bool = False
     added: list[str] = field(default_factory=list)
     tokenizers: dict[str, Tokenizer] = field(default_factory=dict)
     references: dict[str, Reference] = field(default_factory=dict)
@@ -124,6 +130,26 @@ class Vocabulary:
             ids[special["pad_token"]] = self.pad_id
         return ids
 
+    def hide_languages(self, names: Mapping[str, str]) -> None:
+        """Rename the tokens of languages to what no text has, for models in which texts do not begin with them.
+
+        names: language -> the toolkit's token
+        """
+        for language, token in names.items():
+            self.languages[language] = f"<{token}>"
+            for tokens in (self.source, self.target):
+                tokens[:] = [self.languages[language] if other == token else other for other in tokens]
+
+    def set_languages(self, source: str | None, target: str | None) -> None:
+        """Put these languages' tokens in front of sources and targets, after the tokenizers have been built."""
+        templates = [(*filter(None, [token]), TEXT, "eos_token") for token in (source, target)]
+        self.source_template, self.target_template = templates
+        for side in SIDES:
+            if side in self.tokenizers:
+                tokenizer = self.tokenizers[side] = Tokenizer.from_str(self.tokenizers[side].to_str())
+                tokenizer.add_special_tokens([*self.languages.values()])  # which decoding leaves out
+                self.add_post_processor(tokenizer, side)
+
     def language_tokens(self, side: str) -> list[str]:
         """Return the tokens that name a language, which toolkits put in front of a segmented text."""
         return [token for token in self.tokens(side) if LANGUAGE_TOKEN.fullmatch(token)]
@@ -152,15 +178,16 @@ class Vocabulary:
                     raise BrokenFileError(f"{subject}: the {side} vocabulary has {size} entries, but no id {id}")
 
     def template(self, side: str) -> tuple[str, ...]:
-        """Return TEXT and the names of the special tokens around it; the target always ends with `eos`."""
-        return self.source_template if side == "source" else (TEXT, "eos_token")
+        return self.source_template if side == "source" else self.target_template
 
     def add_post_processor(self, tokenizer: Tokenizer, side: str) -> Tokenizer:
         """Make the tokenizer add special tokens, and return it."""
         special, ids, names = self.special_tokens(side), self.ids(side), self.template(side)
-        added = dict.fromkeys(special[name] for name in names if name != TEXT)
+        around = [special.get(name, name) for name in names]
+        # With those of all languages, which read_tokenizer would otherwise take for symbols of texts.
+        added = dict.fromkeys([*(token for token in around if token != TEXT), *self.languages.values()])
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=[special.get(name, TEXT) for name in names], special_tokens=[(token, ids[token]) for token in added]
+            single=around, special_tokens=[(token, ids[token]) for token in added]
         )
         return tokenizer
 
@@ -169,7 +196,7 @@ class Vocabulary:
         special, ids, names = self.special_tokens(side), self.ids(side), self.template(side)
         unknown = -1 if self.unknown is None else self.unknown
         inside = [ids.get(token, unknown) for token in tokens]
-        return [id for name in names for id in (inside if name == TEXT else [ids[special[name]]])]
+        return [id for name in names for id in (inside if name == TEXT else [ids[special.get(name, name)]])]
 
     def wrap_tokenizer(self, side: str) -> PreTrainedTokenizerFast:
         """Return the tokenizer of one side in the form that AutoTokenizer loads."""
@@ -181,6 +208,20 @@ class Vocabulary:
             padding_side="right",
             model_max_length=MODEL_MAX_LENGTH,
         )
+
+
+def select_needed(merges: Sequence[tuple[str, str]], known: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the merges that make known pieces, or parts of these.
+
+    A toolkit that splits pieces which its vocabulary lacks (`Vocabulary.splits_pieces`) segments nearly as without the
+    other merges: the two differ if such a piece is also part of a known one, or if its letters then merge with others.
+    """
+    needed, selected = set(known), []
+    for left, right in reversed(merges):
+        if left + right in needed:
+            needed |= {left, right}
+            selected.append((left, right))
+    return selected[::-1]
 
 
 def add_whole_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> None:

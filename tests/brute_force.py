@@ -175,6 +175,16 @@ def against_repetitions(
     return next_log_probabilities
 
 
+def with_first(token: int, next_log_probabilities: NextLogProbabilities) -> NextLogProbabilities:
+    """Return the function after which every translation begins with the token, at no cost (`forced_bos_token_id`)."""
+
+    def forced(prefix: tuple[int, ...]) -> np.ndarray:
+        values = next_log_probabilities(prefix)
+        return values if len(prefix) > 1 else np.where(np.arange(len(values)) == token, 0.0, -math.inf)
+
+    return forced
+
+
 def full_forward(model: Any, source: Sequence[int], logits: bool = False) -> NextLogProbabilities:
     """Return this function for a model: a complete pass of the decoder for each unpadded sentence and prefix.
 

@@ -23,7 +23,7 @@ GREEDY_ONLY = ("torch-nn-transformer", "annotated-transformer", "pytorch-seq2seq
 # Sockeye's scores are costs.
 SCORES = {
     **dict.fromkeys(
-        ("fairseq", "fairseq-old", "hf-fsmt", "hf-marian", "marian", "marian-spm"),
+        ("fairseq", "fairseq-old", "hf-fsmt", "hf-marian", "hf-prenorm", "marian", "marian-spm"),
         lambda total, length: total / length**0.6,
     ),
     **dict.fromkeys(

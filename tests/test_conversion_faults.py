@@ -20,6 +20,7 @@ from golden import FIXTURES, change_marians_options, converted, golden, refusal
 from safetensors.torch import load_file, save_file
 from saved_model import change_json
 from torch import nn
+from torch.package.package_exporter import PackageExporter
 
 from conversion.__main__ import main
 from conversion.checkpoint_files import load_checkpoint
@@ -385,8 +386,13 @@ def test_a_vocabulary_in_yaml_is_a_flat_mapping(tmp_path: Path, refused, copy_of
         ),
         (
             "fairseq-old",
-            {"lang_pairs": "en-de,en-fr", "decoder_langtok": True, "quant_noise_pq": 0.1, "simul_type": "waitk"},
-            ["--decoder-langtok True", "--quant-noise-pq 0.1", "--simul-type 'waitk'"],
+            {
+                "lang_pairs": "en-de,en-fr",
+                "lang_tok_replacing_bos_eos": True,
+                "quant_noise_pq": 0.1,
+                "simul_type": "waitk",
+            },
+            ["--lang-tok-replacing-bos-eos True", "--quant-noise-pq 0.1", "--simul-type 'waitk'"],
         ),
         (
             "fairseq-old",
@@ -557,7 +563,12 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path, refused):
     [
         ("t5", "a T5 model, which has relative positions"),
         ("mbart", "an mBART or BART model, which normalises its embeddings"),
-        ("m2m_100", "an M2M-100 or NLLB model: its layers are pre-norm"),
+        ("nllb-moe", "an NLLB model with a mixture of experts"),
+        ("prophetnet", "a ProphetNet model, which predicts several tokens at once"),
+        ("encoder-decoder", "an EncoderDecoderModel of two language models"),
+        ("speech_to_text_2", "a speech model, whose encoder reads audio"),
+        ("blenderbot-small", "which normalises its embeddings in a layer of their own"),
+        ("led", "a model with sparse attention; of transformers' models, MarianMTModel (OPUS-MT), FSMT, M2M-100"),
         ("llama", "a model of type 'llama'"),
         (["llama"], "no file in this folder has the name of a checkpoint"),
     ],
@@ -569,6 +580,21 @@ def test_other_models_of_transformers_are_refused_by_name(kind: Any, words: str,
     (theirs / "model.safetensors").write_bytes(b"")
     for path in (theirs, theirs / "config.json") if isinstance(kind, str) else (theirs,):
         assert words in refusal(refused, path, tmp_path / "out")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit", "ignore:TypedStorage")
+def test_other_archives_are_refused_by_what_they_are(tmp_path: Path, refused):
+    """Files of TorchScript, of torch.package, which has no checksums of records, and of numpy."""
+    torch.jit.script(nn.Linear(2, 2)).save(str(tmp_path / "script.pt"))
+    with PackageExporter(str(tmp_path / "package.pt")) as package:
+        package.extern("torch.**")
+        package.save_pickle("model", "model.pkl", nn.Linear(2, 2))
+    for name in ("script.pt", "package.pt"):
+        message = refusal(refused, tmp_path / name, tmp_path / "out")
+        assert "it is a program of TorchScript or torch.package, which contains code; load it with" in message
+    np.savez(tmp_path / "checkpoint20.npz", enc_emb=np.zeros(2), dec_emb=np.zeros(2))
+    message = refusal(refused, tmp_path / "checkpoint20.npz", tmp_path / "out")
+    assert "is not a model of Marian, the toolkit that saves .npz files: its arrays are enc_emb, dec_emb" in message
 
 
 def test_models_of_ctranslate2_are_refused_by_name(tmp_path: Path, refused):

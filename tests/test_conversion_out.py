@@ -76,6 +76,25 @@ def test_a_round_trip_is_bit_exact(name: str, toolkit: str, file: str, tmp_path:
     assert (tmp_path / "again" / "tokenizer.json").read_text() == (checkpoint.folder / "tokenizer.json").read_text()
 
 
+def test_fairseq_can_load_what_is_written(tmp_path: Path):
+    """checkpoint_utils.py of 0.12.2 reads `args`, or OmegaConf's `cfg`, and the last entry of the optimizer's history
+    (lines 601 to 618)."""
+    saved = load_checkpoint(written("fairseq", converted("fairseq"), tmp_path) / "checkpoint_best.pt")
+    assert "cfg" not in saved and (saved["args"].arch, saved["args"].task) == ("transformer", "translation")
+    assert {"optimizer_name", "lr_scheduler_state", "num_updates"} <= saved["optimizer_history"][-1].keys()
+
+
+def test_opennmt_py_can_load_what_is_written(tmp_path: Path):
+    """model_builder.py of 3.5.1 reads these options of the training (lines 42 to 61, 348 to 443); the fixture, which
+    OpenNMT-py itself has saved, has them."""
+    checkpoint = converted("opennmt-py")
+    saved = vars(load_checkpoint(written("opennmt-py", checkpoint, tmp_path) / "model_release.pt")["opt"])
+    theirs = vars(load_checkpoint(checkpoint.checkpoint / "model_release.pt")["opt"])
+    needed = {f"freeze_{part}" for part in ("encoder", "decoder", "word_vecs_enc", "word_vecs_dec")}
+    needed |= {"optim", "param_init", "param_init_glorot", "parallel_mode", "world_size", "use_ckpting"}
+    assert needed <= theirs.keys() and needed <= saved.keys()
+
+
 def test_old_fairseq_is_written_as_new(tmp_path: Path):
     checkpoint = converted("fairseq-old")
     theirs = tensors_of(checkpoint.checkpoint / "checkpoint_best.pt")
@@ -135,6 +154,20 @@ def test_transformers_computes_the_same_logits(tmp_path: Path):
     assert difference <= 1e-5
     generation = json.loads((tmp_path / "theirs" / "generation_config.json").read_text())
     assert generation["bad_words_ids"] == [[0], [1]]
+
+
+def test_a_forced_first_token_is_written_or_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """transformers applies it, and CTranslate2 takes it as the target_prefix of each call."""
+    model = untrained_model(layer_norm_eps=1e-5)
+    model.generation_config.forced_bos_token_id = 7
+    model.save_pretrained(tmp_path / "ours")
+    trained_tokenizer().save_pretrained(tmp_path / "ours")
+    main(["--to", "hf-marian", str(tmp_path / "ours"), str(tmp_path / "theirs")])
+    assert json.loads((tmp_path / "theirs" / "generation_config.json").read_text())["forced_bos_token_id"] == 7
+    assert "prefix" not in capsys.readouterr().out
+    pytest.importorskip("ctranslate2")
+    main(["--to", "ctranslate2", str(tmp_path / "ours"), str(tmp_path / "ct2")])
+    assert "note: Translations begin with token 7, which ctranslate2 must be given as" in capsys.readouterr().out
 
 
 def test_both_tokenizers_are_written_for_transformers(tmp_path: Path):

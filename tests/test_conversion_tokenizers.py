@@ -21,7 +21,7 @@ from conversion.segmentation import find_sentencepiece, read_codes
 from conversion.sentencepiece_model import SentencePieceModel
 from conversion.toolkits import hugging_face, marian
 from conversion.toolkits.tensor2tensor import build_subword_tokenizer
-from conversion.vocabulary import SIDES, Vocabulary
+from conversion.vocabulary import SIDES, Vocabulary, select_needed
 from training.tokenizer import load_for_training, sizes_and_ids
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
@@ -468,3 +468,28 @@ def test_each_side_of_opus_mts_archives_has_its_codes(tmp_path: Path):
     ours, theirs = tmp_path / "ours" / "tokenizer.json", tmp_path / "ours" / TARGET_TOKENIZER / "tokenizer.json"
     assert Tokenizer.from_file(str(ours)).encode("ab").ids == [4, 0]
     assert Tokenizer.from_file(str(theirs)).encode("ab").ids == [2, 3, 0]
+
+
+def test_joeynmt_takes_only_pieces_of_the_vocabulary():
+    """It calls SetVocabulary on SentencePiece's model, and BPE of subword-nmt with the vocabulary."""
+    checkpoint = converted("joeynmt-sentencepiece")
+    tokenizer, size = checkpoint.tokenizer(), len((checkpoint.checkpoint / "src_vocab.txt").read_text().splitlines())
+    rows = [json.loads(line) for line in (checkpoint.checkpoint / "pieces.jsonl").read_text("utf-8").splitlines()]
+    assert len(rows) == 60
+    for row in rows:
+        found = tokenizer(row["text"])["input_ids"]
+        assert [id if id < size else tokenizer.unk_token_id for id in found] == row["ids"], row["text"]
+
+
+def test_merges_that_make_no_known_piece_are_left_out():
+    merges = [("a", "b"), ("ab", "c</w>"), ("d", "e</w>"), ("x", "y")]
+    assert select_needed(merges, ["abc</w>", "x", "y"]) == merges[:2]
+
+
+def test_joeynmts_defaults_of_the_search():
+    """JoeyNMT 2.3, config.py lines 392 and 423, and search.py line 127: no separator, no language is generated."""
+    settings: Any = converted("joeynmt-sentencepiece").model.generation_config
+    assert (settings.num_beams, settings.min_new_tokens) == (1, 1)
+    assert settings.suppress_tokens == [1, 2, 4, 5, 6]  # <pad>, <s>, <sep>, <de>, <en>
+    settings = converted("joeynmt-1-separate").model.generation_config
+    assert settings.min_new_tokens is None

@@ -79,6 +79,9 @@ class Constants(NamedTuple):
     # Empty without settings against repetitions. The penalty, the number of equal tokens after which the next token is
     # banned, and whether the search is greedy, each ().
     repetition: list[Tensor]
+    # Empty unless the generation config has `forced_bos_token_id`: this token, (), and the log-probabilities of the
+    # continuations in the first step, (width,): 0 and then EMPTY_SCORE.
+    forced: list[Tensor]
 
 
 class SearchState(NamedTuple):
@@ -191,6 +194,10 @@ def search_constants(
     if settings.no_repeat_ngram_size is not None and settings.repetition_penalty is not None:
         size = settings.no_repeat_ngram_size
         repetition = [settings.repetition_penalty, torch.where(size > 0, size - 1, NO_MAXIMUM), is_greedy]
+    forced, forced_token = [], model.generation_config.forced_bos_token_id
+    if forced_token is not None:
+        only_one = (torch.arange(width, device=device) != 0) * EMPTY_SCORE
+        forced = [torch.tensor(forced_token, device=device), only_one]
     return Constants(
         positional_encoding=positional_encoding,
         penalties=gnmt_length_penalty(lengths.float(), alpha),
@@ -203,6 +210,7 @@ def search_constants(
         padding=torch.full((beams,), cast(int, config.pad_token_id), device=device),
         stops_when_finished=is_greedy | (lookahead < 0),
         repetition=repetition,
+        forced=forced,
     )
 
 
@@ -235,6 +243,10 @@ def step(
     if constants.repetition:
         log_probs = penalise_repetitions(logits, log_probs, constants, state)
     log_probs, best_tokens = log_probs.topk(width, dim=-1)  # (batch, live, width)
+    if constants.forced:
+        forced_token, only_one = constants.forced
+        best_tokens = torch.where(length == 1, forced_token, best_tokens)
+        log_probs = torch.where(length == 1, only_one, log_probs)
     log_probs = (log_probs + state.live_log_probs[:, :, None] + constants.suppressed[best_tokens]).flatten(1)
     log_probs, chosen = log_probs.topk(2 * beams, dim=-1)  # (batch, candidates)
     backpointers = constants.beam_of[chosen]

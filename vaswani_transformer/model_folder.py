@@ -124,6 +124,11 @@ class ModelFolder:
         return sorted(special - {self.config["eos_token_id"]})
 
     @property
+    def forced(self) -> int | None:
+        """The token with which every translation begins, if there is one."""
+        return self.generation_config.get("forced_bos_token_id")
+
+    @property
     def trained_length(self) -> int | None:
         """The tokens of the longest source sentence of the training, if that is known."""
         return self.generation_config.get("max_source_length")
@@ -368,6 +373,14 @@ def read_generation_config(path: Path, config: dict[str, Any]) -> dict[str, Any]
     ):
         raise BrokenFileError(
             f"{path}: suppress_tokens is {reprlib.repr(suppressed)}; ids go from 0 to {largest} (config.json)"
+        )
+    forced = settings.get("forced_bos_token_id")
+    if forced is not None and not (type(forced) is int and 0 <= forced <= largest):
+        raise BrokenFileError(f"{path}: forced_bos_token_id is {forced!r}; ids go from 0 to {largest} (config.json)")
+    if forced is not None and forced in (*suppressed, config.get("eos_token_id")):
+        raise BrokenFileError(
+            f"{path}: forced_bos_token_id is {forced}, which suppress_tokens forbids or which ends a translation; "
+            "correct one of the two, or set it to null"
         )
     if type(settings.get("early_stopping")) is int:
         raise BrokenFileError(

@@ -217,13 +217,14 @@ def graph_inputs(settings: SearchSettings, repetition: bool = False) -> dict[str
     return {name: np.asarray(value, types.get(name, np.int64)) for name, value in values.items()}
 
 
-def built_in_values(config: Mapping[str, Any], suppressed: Iterable[int]) -> dict[str, str]:
+def built_in_values(config: Mapping[str, Any], suppressed: Iterable[int], forced: int | None) -> dict[str, str]:
     """Return what a graph cannot change, as JSON: an export writes it into the metadata of the graph.
 
-    config: the content of config.json.  suppressed: `suppress_tokens` of generation_config.json
+    config: the content of config.json
+    suppressed, forced: `suppress_tokens` and `forced_bos_token_id` of generation_config.json
     """
     values = {name: config[name] for name in FIXED_ENTRIES if config.get(name) is not None}
-    values["suppress_tokens"] = sorted(set(suppressed))
+    values |= {"suppress_tokens": sorted(set(suppressed)), "forced_bos_token_id": forced}
     return {name: json.dumps(value) for name, value in values.items()}
 
 
@@ -252,9 +253,10 @@ def check_built_in(graph: Path, metadata: Mapping[str, str], folder: ModelFolder
 
     metadata: of the graph; empty unless this package exported it
     """
-    for field, value in built_in_values(folder.config, folder.suppressed).items():
+    for field, value in built_in_values(folder.config, folder.suppressed, folder.forced).items():
         if (built_in := metadata.get(field, value)) != value:
-            file = "generation_config.json" if field == "suppress_tokens" else "config.json"
+            is_setting = field in ("suppress_tokens", "forced_bos_token_id")
+            file = "generation_config.json" if is_setting else "config.json"
             raise BrokenFileError(
                 f"{graph} was exported with {field} {built_in:.80}, but {folder.path / file} has {value:.80}; "
                 "export the model again, or set the graph's value"

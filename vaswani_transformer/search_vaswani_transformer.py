@@ -32,7 +32,6 @@ ONLY_IN_GENERATE = {
     "encoder_repetition_penalty": 1.0,
     "exponential_decay_length_penalty": None,
     "force_words_ids": None,
-    "forced_bos_token_id": None,
     "forced_eos_token_id": None,
     "guidance_scale": 1.0,
     "max_time": None,

@@ -174,6 +174,8 @@ def difference_by_token(
     value, penalty = of_labels if search.num_beams == 1 else log_probabilities, search.repetition_penalty
     is_repeated = (labels[:, :, None] == before[:, None]).tril().any(dim=2)
     log_probabilities += is_repeated * (torch.where(value < 0, value * penalty, value / penalty) - value)
+    if model.generation_config.forced_bos_token_id is not None:
+        log_probabilities[:, 0] = 0
     totals = (log_probabilities * is_token).sum(dim=1).unflatten(0, (-1, beams)).numpy()
     lengths = is_token.sum(dim=1).unflatten(0, (-1, beams)).clip(min=1)
     penalties = cast(Tensor, gnmt_length_penalty(lengths.double(), search.length_penalty))

@@ -1,4 +1,4 @@
-"""One file per toolkit; hugging_face.py and tutorials.py have two. Importing this package fills READERS and WRITERS."""
+"""One file per toolkit; hugging_face.py and tutorials.py have several. Importing them fills READERS and WRITERS."""
 # ruff: noqa: F401
 
 from ..toolkit import READERS, WRITERS
@@ -7,6 +7,7 @@ from . import (
     eole,
     fairseq,
     hugging_face,
+    hugging_face_prenorm,
     joeynmt,
     marian,
     opennmt_py,

@@ -22,7 +22,7 @@ from ..layout import OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENS
 from ..options import RATES, STACKS, Options, Reasons, map_sizes, show_value
 from ..rename import Rule, expand_layers, expand_table, rename_to_theirs, select_weights, split_in_proj
 from ..segmentation import add_tokenizers
-from ..toolkit import Description, count_embeddings, explain_penalty, register_reader, register_writer
+from ..toolkit import Description, Languages, count_embeddings, explain_penalty, register_reader, register_writer
 from ..vocabulary import SIDES, Vocabulary, number_tokens
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # ids 0 to 3, which dict.txt omits
@@ -49,8 +49,9 @@ OFF = (
     f"{OFF_IN_WRITTEN_FILES} char_inputs adaptive_softmax_cutoff encoder_layers_to_keep decoder_layers_to_keep "
     "quant_noise_pq quant_noise_scalar base_layers simul_type"
 )
-# With these, translation_multi_simple_epoch begins translations with a language's token.
-OFF_WITH_LANGUAGES = "decoder_langtok lang_tok_replacing_bos_eos"
+# Of translation_multi_simple_epoch; with the first, another token than </s> starts the decoder.
+OFF_WITH_LANGUAGES = "lang_tok_replacing_bos_eos"
+IN_SOURCE = {"src": "source", "tgt": "target", None: ""}  # by --encoder-langtok
 LANGUAGE_STYLES = {"multilingual": "__{}__", "mbart": "[{}]"}  # by --lang-tok-style
 SIZES = (
     "encoder_embed_dim",
@@ -135,10 +136,21 @@ def read(path: Path, reasons: Reasons) -> Description:
         "layer_norm_eps": EPSILON,
     }
     rules = make_rules(config, bool(options.get("encoder_learned_pos")))
-    vocabulary = read_vocabulary(path.parent, options, count_embeddings(tensors, rules))
+    chosen = read_places(options) if languages else None
+    vocabulary = read_vocabulary(path.parent, options, count_embeddings(tensors, rules), chosen is not None)
     unscaled = (SOURCE, TARGET) if options.get("no_scale_embedding") else ()
     kept = {name: options.get(name) for name in ("arch", "source_lang", "target_lang")}
-    return Description(tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=NOTES, kept=kept)
+    return Description(
+        tensors,
+        rules,
+        config,
+        vocabulary,
+        TENSOR2TENSOR,
+        unscaled=unscaled,
+        notes=NOTES,
+        languages=chosen,
+        kept=kept,
+    )
 
 
 def check_architecture(model: Mapping[Any, Any], options: Options, reasons: Reasons) -> None:
@@ -192,8 +204,24 @@ def update_old_names(tensors: dict[str, Tensor]) -> None:
         tensors[f"{stack}.{layers}.{n}.{norm}.{part}"] = tensors.pop(name)
 
 
-def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:
-    """Read the dictionaries next to the checkpoint, and BPE codes or SentencePiece models if there are any."""
+def read_places(options: Options) -> Languages | None:
+    """Return where translation_multi_simple_epoch puts languages' tokens, or None if only texts begin with them.
+
+    `langtoks` has the places for a kind of data, those of parallel text as "main".
+    """
+    main = (options.get("langtoks") or {}).get("main")
+    in_source, in_target = main or (options.get("encoder_langtok"), "tgt" if options.get("decoder_langtok") else None)
+    if in_source not in IN_SOURCE or in_target not in ("tgt", None):
+        options.reasons.add_setting(f"--langtoks {show_value(main)} (supported: src or tgt in sources, tgt in targets)")
+        options.reasons.raise_if_any()
+    return Languages(IN_SOURCE[in_source], in_target=True) if in_target else None
+
+
+def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int], hides_languages: bool) -> Vocabulary:
+    """Read the dictionaries next to the checkpoint, and BPE codes or SentencePiece models if there are any.
+
+    hides_languages: whether the languages' tokens stand at fixed places, not in front of texts
+    """
     languages = list(read_languages(options).values())
     files = [find_file(folder, f"dict.{language}.txt", "dict.txt") for language in languages]
     present = [file for file in files if file]
@@ -205,7 +233,11 @@ def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -
     source, target = (SPECIAL + read_counted_words(file) for file in present)
     for tokens in (source, target):
         tokens += [token for token in added if token not in tokens]
-    return add_tokenizers(Vocabulary(source, target, files=present, **IDS), folder, languages)
+    vocabulary = Vocabulary(source, target, files=present, **IDS)
+    if hides_languages:
+        codes = split(options.get("langs") or sorted(language_codes(options)))
+        vocabulary.hide_languages(dict(zip(codes, added, strict=False)))
+    return add_tokenizers(vocabulary, folder, languages)
 
 
 def name_language_tokens(options: Mapping[str, Any]) -> list[str]:
@@ -213,9 +245,13 @@ def name_language_tokens(options: Mapping[str, Any]) -> list[str]:
     pairs, style = options.get("lang_pairs"), options.get("lang_tok_style")
     if pairs is None or style not in LANGUAGE_STYLES:
         return []
-    languages = options.get("langs") or sorted({language for pair in split(pairs) for language in pair.split("-")})
+    languages = options.get("langs") or sorted(language_codes(options))
     tokens = [LANGUAGE_STYLES[style].format(language) for language in split(languages)]
     return [*tokens, "<mask>"] if style == "mbart" else tokens
+
+
+def language_codes(options: Mapping[str, Any]) -> set[str]:
+    return {language for pair in split(options["lang_pairs"]) for language in pair.split("-")}
 
 
 def split(names: str | list[str]) -> list[str]:
@@ -273,12 +309,12 @@ def write_checkpoint(folder: OurModel, out: Path, options: Options) -> None:
         tensors[f"{stack}.version"] = torch.tensor([3.0])  # with an older one, fairseq drops the final norms
         if not learned:
             tensors[f"{stack}.embed_positions._float_tensor"] = torch.zeros(1)
+    # Every version of fairseq reads `args`; `cfg` would have to be an object of OmegaConf.
     checkpoint = {
-        "args": None,
-        "cfg": {"model": make_options(config, languages), "task": {"_name": "translation", **languages}},
+        "args": make_options(config, languages),
         "model": folder.in_saved_dtype(tensors),
-        "optimizer_history": [],
-        "extra_state": {},
+        "optimizer_history": [{"optimizer_name": "adam", "lr_scheduler_state": {}, "num_updates": 0}],
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
     }
     save_pickle(checkpoint, out / "checkpoint_best.pt")
     if not has_dictionaries:
@@ -297,7 +333,6 @@ def make_options(config: Any, languages: Mapping[str, str]) -> argparse.Namespac
     pre, learned = config.norm_position == "pre", config.position_embedding_type == "learned"
     activation = next(name for name, ours in ACTIVATIONS.items() if ours == config.activation_function)
     return argparse.Namespace(
-        _name="transformer",
         arch="transformer",
         task="translation",
         **languages,

@@ -72,11 +72,12 @@ def find_model_type(path: Path) -> str | None:
 
 
 def read_model(
-    path: Path, reasons: Reasons, activation: str, **supported: tuple
+    path: Path, reasons: Reasons, activation: str, off: str = OFF, **supported: tuple
 ) -> tuple[Options, dict[str, Tensor], dict[str, Any]]:
     """Return the options, the weights, and the fields of our configuration that both toolkits share.
 
     activation: the default of `activation_function`
+    off: names of options that must be off
     supported: the values that options must have
     """
     options = Options(read_json_object(path.with_name("config.json")), reasons)
@@ -84,7 +85,7 @@ def read_model(
     if not shards or find_file(path.parent, *WEIGHTS):
         shards = [require_file(path.parent, *WEIGHTS)]
     weights = load_shards(shards)
-    options.require({"activation_function": ACTIVATIONS, "scale_embedding": (True, False), **supported}, OFF)
+    options.require({"activation_function": ACTIVATIONS, "scale_embedding": (True, False), **supported}, off)
     config = options.read_sizes(SIZES)
     reasons.raise_if_any()
     config |= options.read_rates(0.0, *RATES)
@@ -110,6 +111,8 @@ def read_search(folder: Path, options: Mapping[str, Any]) -> tuple[dict[str, Any
         search["max_new_tokens"] = settings["max_length"] - 1  # without the start token
     words = settings.pop("bad_words_ids", None) or []
     search["suppress_tokens"] = [word[0] for word in words if len(word) == 1]
+    if settings.get("forced_bos_token_id") is not None:
+        search["forced_bos_token_id"] = settings["forced_bos_token_id"]
     settings.pop("forced_eos_token_id", None)  # the last token of an output that reaches its limit
     lost = [
         f"{name} {settings[name]}"
@@ -123,6 +126,17 @@ def read_search(folder: Path, options: Mapping[str, Any]) -> tuple[dict[str, Any
 def make_layer_rules(config: Mapping[str, Any]) -> list[Rule]:
     """Return the rules of the layers: fairseq's names after `model.`."""
     return expand_layers(config, "model.{encoder,decoder}.layers.#.", LAYERS)
+
+
+def make_embedding_rules(tensors: dict[str, Tensor]) -> list[Rule]:
+    """Return the rules of the embeddings and the output layer, of which equal ones are saved once."""
+    if ENCODER_EMBEDDING in tensors and DECODER_EMBEDDING in tensors:
+        tensors.pop(THEIR_SHARED, None)  # saved although neither side uses it
+    return [
+        Rule(find_first(tensors, ENCODER_EMBEDDING, THEIR_SHARED), SOURCE),
+        Rule(find_first(tensors, DECODER_EMBEDDING, THEIR_SHARED), TARGET),
+        Rule(find_first(tensors, "lm_head.weight", DECODER_EMBEDDING, THEIR_SHARED), OUTPUT),
+    ]
 
 
 def compute_logits(
@@ -203,15 +217,7 @@ def read_marian(path: Path, reasons: Reasons) -> Description:
     """Describe a folder with a MarianMTModel."""
     options, tensors, config = read_model(path, reasons, "gelu")
 
-    rules = [
-        Rule(find_first(tensors, ENCODER_EMBEDDING, THEIR_SHARED), SOURCE),
-        Rule(find_first(tensors, DECODER_EMBEDDING, THEIR_SHARED), TARGET),
-        Rule(find_first(tensors, "lm_head.weight", DECODER_EMBEDDING, THEIR_SHARED), OUTPUT),
-        Rule("final_logits_bias", OUTPUT_BIAS),
-        *make_layer_rules(config),
-    ]
-    if ENCODER_EMBEDDING in tensors and DECODER_EMBEDDING in tensors:
-        tensors.pop(THEIR_SHARED, None)  # saved although neither side uses it
+    rules = [*make_embedding_rules(tensors), Rule("final_logits_bias", OUTPUT_BIAS), *make_layer_rules(config)]
     scaled = bool(options.get("scale_embedding", False))
     search, lost = read_search(path.parent, options)
     return Description(
@@ -321,7 +327,9 @@ def write_marian(folder: OurModel, out: Path, options: Options) -> None:
         tensors["lm_head.weight"] = ours[OUTPUT].clone()  # which may equal the decoder's embedding
     tensors["final_logits_bias"] = ours.get(OUTPUT_BIAS, torch.zeros(len(ours[TARGET]))).reshape(1, -1)
     save_file(folder.in_saved_dtype(tensors), out / "model.safetensors", metadata={"format": "pt"})
-    write_toolkit_json(make_generation_settings(config), out / "generation_config.json")
+    forced: Any = folder.model.generation_config.forced_bos_token_id
+    settings = make_generation_settings(config) | ({} if forced is None else {"forced_bos_token_id": forced})
+    write_toolkit_json(settings, out / "generation_config.json")
     if was_hf_marian:
         write_toolkit_json(folder.kept["config"], out / "config.json")
         return

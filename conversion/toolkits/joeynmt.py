@@ -107,21 +107,32 @@ def read(path: Path, reasons: Reasons) -> Description:
     ]
     embeddings = zip((SOURCE, TARGET), STACKS, strict=True)
     unscaled = tuple(name for name, stack in embeddings if not options.get(f"{stack}.embeddings.scale", False))
-    vocabulary = read_vocabulary(path.parent, settings.get("data", {}))
-    search = read_search(settings.get("testing", {}), vocabulary)
+    data = settings.get("data", {})
+    vocabulary = read_vocabulary(path.parent, data)
+    search = read_search(settings.get("testing", {}), data, vocabulary)
     return Description(tensors, rules, config, vocabulary, unscaled=unscaled, files=[file], search=search)
 
 
-def read_search(testing: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
+def read_search(testing: Mapping[str, Any], data: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
     """Return the settings in `testing` for our generation_config.json. JoeyNMT switches off those from 0 down."""
-    if "beam_size" not in testing:
+    if not testing:
         return {}
     alpha = testing.get("alpha", testing.get("beam_alpha", 0))  # `alpha` before JoeyNMT 2
-    search = {"num_beams": testing["beam_size"], "length_penalty": max(alpha, 0)}
+    search: dict[str, Any] = {"num_beams": testing.get("beam_size", 1), "length_penalty": max(alpha, 0)}
+    if is_version_2(data):
+        testing = {"min_output_length": 1, **testing}
     search |= {ours: testing[theirs] for theirs, ours in SEARCH.items() if testing.get(theirs, 0) > 0}
+    special = data.get("special_symbols") or {}
+    never = [special.get("sep_token"), *(special.get("lang_tags") or [])]
     if not testing.get("generate_unk", True):
-        search["suppress_tokens"] = [vocabulary.unknown]
+        never.append(vocabulary.special_tokens("target")["unk_token"])
+    search["suppress_tokens"] = [vocabulary.target.index(token) for token in never if token in vocabulary.target]
     return search
+
+
+def is_version_2(data: Mapping[str, Any]) -> bool:
+    """Return whether the configuration is JoeyNMT 2's, which has a mapping for each side, not only its language."""
+    return isinstance(data.get("src"), dict)
 
 
 def read_vocabulary(folder: Path, data: Mapping[str, Any]) -> Vocabulary:
@@ -133,7 +144,8 @@ def read_vocabulary(folder: Path, data: Mapping[str, Any]) -> Vocabulary:
     ]
     special = data.get("special_symbols") or {}
     tokens = {id: [special.get(name, token)] for id, (name, token) in SPECIAL_TOKENS.items()}
-    vocabulary = read_both_sides(files, read_lines, tokens)
+    # JoeyNMT 1 reads texts that subword-nmt or SentencePiece has segmented without knowing the vocabulary.
+    vocabulary = read_both_sides(files, read_lines, tokens, splits_pieces=is_version_2(data))
     for side, name, options in zip(SIDES, sides, sides.values(), strict=True):
         if options.get("level") == "char":
             vocabulary.tokenizers[side] = build_pattern_tokenizer(vocabulary, side, CHARACTER)
@@ -141,6 +153,15 @@ def read_vocabulary(folder: Path, data: Mapping[str, Any]) -> Vocabulary:
             vocabulary.tokenizers[side] = find_tokenizer(vocabulary, side, folder, options.get("lang") or name)
         if options.get("lowercase"):
             vocabulary.notes.append(f"data.{name}.lowercase is on: convert texts to lower case before the tokenizer.")
+        if (options.get("tokenizer_cfg") or {}).get("pretokenizer", "none") != "none":
+            vocabulary.notes.append(f"data.{name} has a pretokenizer: tokenize texts with sacremoses first.")
+        if options.get("normalize"):
+            vocabulary.notes.append(
+                f"data.{name}.normalize is on: before the tokenizer, apply NFKC to texts, replace curly quotes by "
+                "straight ones, and join runs of spaces."
+            )
+    if special.get("lang_tags"):
+        vocabulary.notes.append("JoeyNMT's prompts (src_prompt, trg_prompt) are left out: texts begin without a tag.")
     vocabulary.files = list(dict.fromkeys(vocabulary.files))
     return vocabulary
 

@@ -53,6 +53,16 @@ FIXED: dict[str, Any] = {
     "lambda_align": 0.0,
     "generator_function": "softmax",
 }
+# Options of the training that OpenNMT-py also reads when it loads a model, in written files.
+READ_WHEN_LOADED: dict[str, Any] = {
+    "optim": "adam",
+    "param_init": 0.0,
+    "param_init_glorot": True,
+    "parallel_mode": "data_parallel",
+    "world_size": 1,
+    "use_ckpting": [],
+    **dict.fromkeys(("freeze_encoder", "freeze_decoder", "freeze_word_vecs_enc", "freeze_word_vecs_dec"), False),
+}
 SUPPORTED = {name: (value,) for name, value in FIXED.items() if name != "lambda_align"} | {
     "self_attn_type": ("scaled-dot", "scaled-dot-flash"),
     "position_encoding_type": tuple(SINUSOIDS),
@@ -268,4 +278,5 @@ def make_options(config: Any) -> dict[str, Any]:
         "dropout": [config.dropout],
         "attention_dropout": [config.attention_dropout],
         "model_dtype": "fp32",
+        **READ_WHEN_LOADED,
     }

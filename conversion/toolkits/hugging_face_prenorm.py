@@ -1,0 +1,159 @@
+"""Pre-norm models of transformers: M2M100 (M2M-100, NLLB-200, WMT21), Pegasus and Blenderbot.
+
+All have fairseq's tensor names and final norms. M2M100 has fairseq's sinusoids from position 2, Pegasus those of
+MarianMTModel, Blenderbot learned positions. Sources and translations of M2M100 begin with a token of their language.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import (
+    AutoTokenizer,
+    BlenderbotForConditionalGeneration,
+    M2M100ForConditionalGeneration,
+    PegasusForConditionalGeneration,
+)
+from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
+
+from vaswani_transformer.errors import one_line
+from vaswani_transformer.files import read_json_object
+from vaswani_transformer.sentences_vaswani_transformer import LANGUAGE_TOKEN
+
+from ..checkpoint_files import find_file
+from ..layout import CONCATENATED, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR
+from ..options import Reasons
+from ..rename import FINAL_NORM, Rule, expand_table
+from ..segmentation import SentencePieceModel
+from ..toolkit import Description, Languages, count_embeddings, register_reader
+from ..vocabulary import SIDES, Vocabulary, number_tokens, read_token_ids
+from .fairseq import OFFSET
+from .hugging_face import (
+    PENALTY_NOTE,
+    compute_logits,
+    find_model_type,
+    make_embedding_rules,
+    make_layer_rules,
+    read_model,
+    read_search,
+)
+
+M2M100, PEGASUS, BLENDERBOT = "m2m_100", "pegasus", "blenderbot"
+CLASSES = {
+    M2M100: M2M100ForConditionalGeneration,
+    PEGASUS: PegasusForConditionalGeneration,
+    BLENDERBOT: BlenderbotForConditionalGeneration,
+}
+# transformers' defaults, which a config.json may leave out.
+ACTIVATIONS = {M2M100: "relu", PEGASUS: "gelu", BLENDERBOT: "gelu"}
+SCALED = {M2M100: True, PEGASUS: False, BLENDERBOT: False}
+IDS = {
+    M2M100: {"bos": 0, "pad": 1, "eos": 2, "start": 2},
+    PEGASUS: {"bos": None, "pad": 0, "eos": 1, "start": 0},
+    BLENDERBOT: {"bos": 1, "pad": 0, "eos": 2, "start": 1},
+}
+FIELDS = {"bos": "bos_token_id", "pad": "pad_token_id", "eos": "eos_token_id", "start": "decoder_start_token_id"}
+IGNORED_TABLES = ("model.encoder.embed_positions.weights", "model.decoder.embed_positions.weights")
+# Other tokenizers of M2M100 models, such as SMALL-100's, have the languages at other places.
+KNOWN_TOKENIZERS = ("M2M100Tokenizer", "NllbTokenizer", "NllbTokenizerFast", "TokenizersBackend", None)
+LANGUAGE_NOTE = "The model translates one pair of languages: convert it again for another one."
+TOKENIZERS = ("tokenizer.json", "spiece.model", "sentencepiece.bpe.model", "merges.txt")
+REMEDY = 'save it with AutoTokenizer.from_pretrained("MODEL").save_pretrained("MODEL")'
+
+
+@register_reader("hf-prenorm", ["config.json"], recognise_file=lambda path: find_model_type(path) in CLASSES)
+def read(path: Path, reasons: Reasons) -> Description:
+    """Describe a folder with a model of one of the three classes."""
+    kind = find_model_type(path) or ""
+    # M2M100's positions are counted from the id of <pad>.
+    supported = {"pad_token_id": (OFFSET - 1,)} if kind == M2M100 else {}
+    options, tensors, config = read_model(path, reasons, ACTIVATIONS[kind], "quantization_config", **supported)
+    config |= {"norm_position": "pre"}
+    rules = [*make_embedding_rules(tensors), *make_layer_rules(config)]
+    rules += expand_table({"model.{encoder,decoder}.layer_norm.{weight,bias}": FINAL_NORM})
+    sinusoids = CONCATENATED
+    if kind == M2M100:
+        config["position_offset"], sinusoids = OFFSET, TENSOR2TENSOR
+        for name in IGNORED_TABLES:  # saved by transformers 4, with zeros for the padding
+            tensors.pop(name, None)
+    else:
+        rules.append(Rule("final_logits_bias", OUTPUT_BIAS))
+    if kind == BLENDERBOT:
+        rules += expand_table({"model.{encoder,decoder}.embed_positions.weight": POSITIONS})
+    scaled = options.get("scale_embedding", SCALED[kind])
+    search, lost = read_search(path.parent, options)
+    languages = Languages("source", in_target=True) if kind == M2M100 else None
+    ids = {name: options.get(field, IDS[kind][name]) for name, field in FIELDS.items()}
+    vocabulary = read_vocabulary(path.parent, kind, count_embeddings(tensors, rules)[0], ids, reasons)
+    return Description(
+        tensors,
+        rules,
+        config,
+        vocabulary,
+        sinusoids,
+        unscaled=() if scaled else (SOURCE, TARGET),
+        notes=[PENALTY_NOTE, *lost, *([LANGUAGE_NOTE] if languages else [])],
+        search=search,
+        languages=languages,
+        reference=partial(compute_logits, CLASSES[kind]),
+    )
+
+
+def read_vocabulary(folder: Path, kind: str, rows: int, ids: Mapping[str, Any], reasons: Reasons) -> Vocabulary:
+    """Read the vocabulary that both sides share, with the tokenizer.
+
+    rows: the number of embeddings;  ids: of the special tokens
+    """
+    file = folder / "tokenizer_config.json"
+    settings = read_json_object(file) if file.exists() else {}
+    if kind == M2M100:
+        name = settings.get("tokenizer_class")
+        if name not in KNOWN_TOKENIZERS or settings.get("legacy_behaviour"):
+            reasons.add_setting(f"tokenizer_config.json has {name}, whose languages stand at other places")
+            reasons.raise_if_any()
+        if pieces := find_file(folder, "sentencepiece.bpe.model"):
+            if (folder / "vocab.json").exists():
+                return read_m2m100(folder, pieces, settings, rows, ids)
+    if not find_file(folder, *TOKENIZERS):  # transformers would return a tokenizer without tokens
+        return number_tokens([], [rows, rows], f"there is no {TOKENIZERS[0]}; {REMEDY}", unknown=None, **ids)
+    try:
+        theirs: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        content = json.loads(theirs.backend_tokenizer.to_str())
+    except Exception as error:  # transformers raises many kinds
+        reason = one_line(str(error))[:200]
+        return number_tokens([], [rows, rows], f"transformers cannot load it ({reason}); {REMEDY}", unknown=None, **ids)
+    by_id = {id: token for token, id in theirs.get_vocab().items()}
+    tokens = [by_id.get(id, f"<unused {id}>") for id in range(rows)]
+    vocabulary = Vocabulary(tokens, [*tokens], unknown=theirs.unk_token_id, **ids)
+    if kind == M2M100:
+        added = [token for token in content["added_tokens"] if LANGUAGE_TOKEN.fullmatch(token["content"])]
+        vocabulary.hide_languages({token["content"]: token["content"] for token in added})
+        for token in added:
+            token["content"] = vocabulary.languages[token["content"]]
+    content["post_processor"] = None
+    for side in SIDES:
+        tokenizer = Tokenizer.from_str(json.dumps(content))
+        vocabulary.tokenizers[side] = vocabulary.add_post_processor(tokenizer, side)
+    return vocabulary
+
+
+def read_m2m100(
+    folder: Path, pieces: Path, settings: Mapping[str, Any], rows: int, ids: Mapping[str, Any]
+) -> Vocabulary:
+    """Read vocab.json and a SentencePiece model. The languages follow the vocabulary, in an order that M2M100Tokenizer
+    has."""
+    tokens = read_token_ids(folder / "vocab.json")
+    codes = FAIRSEQ_LANGUAGE_CODES[settings.get("language_codes", "m2m100")]
+    names = {code: f"__{code}__" for code in codes}
+    tokens += names.values()
+    tokens += [f"<unused {id}>" for id in range(len(tokens), rows)]
+    files = [pieces, folder / "vocab.json"]
+    vocabulary = Vocabulary(tokens, [*tokens], unknown=tokens.index("<unk>"), files=files, **ids)
+    vocabulary.hide_languages(names)
+    model = SentencePieceModel.read(pieces)
+    for side in SIDES:
+        vocabulary.tokenizers[side] = model.build_tokenizer(vocabulary, side)
+    return vocabulary

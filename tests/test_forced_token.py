@@ -1,0 +1,86 @@
+"""`forced_bos_token_id`, with which every translation begins: generate(), Translator and ONNX give the same ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+from brute_force import beam_search, full_forward, with_first
+from conftest import ModelMaker, random_sentences
+from saved_model import ENGLISH, change_json, saved_model
+from searches import batch_for, by_generate, by_graph, by_search, check_same, padded, session_of
+
+from conversion.onnx.export import export_single_folder
+from conversion.onnx.single_graph import export_single_graph
+from vaswani_transformer import Translator
+from vaswani_transformer.errors import BrokenFileError
+
+pytestmark = pytest.mark.timeout(1200)  # as in test_repetition.py
+FORCED = 7
+
+
+@pytest.mark.parametrize("beams", [1, 2, 4])
+def test_the_search_equals_brute_force(lively_model: ModelMaker, beams: int) -> None:
+    """The token costs nothing and counts as one of the translation's."""
+    for seed in (1, 6):
+        model = lively_model(seed, vocab_size=20)
+        sentences = random_sentences(seed, count=5, vocab_size=20, longest=7)
+        free = by_search(model, padded(sentences), beams, 0.6, extra_length=8)
+        model.generation_config.forced_bos_token_id = FORCED
+        tensors = by_search(model, padded(sentences), beams, 0.6, extra_length=8)
+        check_same(tensors, by_generate(model, padded(sentences), beams, 0.6, extra_length=8))
+        assert tensors.scores is not None
+        for sentence, rows, scores in zip(sentences, tensors.tokens, tensors.scores.tolist(), strict=True):
+            forward = with_first(FORCED, full_forward(model, sentence))
+            truth = beam_search(forward, beams=beams, alpha=0.6, limit=len(sentence) + 8)
+            assert [row[0] for row in rows if row] == [FORCED] * len(truth.hypotheses)
+            assert tuple(rows[0]) == truth.hypotheses[0].tokens
+            assert scores[0] == pytest.approx(truth.hypotheses[0].score, abs=1e-5)
+        assert tensors.tokens != free.tokens
+
+
+def test_the_graph_begins_with_it_as_well(lively_model: ModelMaker) -> None:
+    model = lively_model(1, vocab_size=40)
+    model.generation_config.forced_bos_token_id = FORCED
+    session = session_of(export_single_graph(model))
+    for beams in (1, 4):
+        batch, given = batch_for(model, beams), {"extra_length": 12, "num_return_sequences": beams}
+        ours = by_graph(session, batch, num_beams=beams, length_penalty=0.6, early_stopping="never", **given)
+        assert check_same(ours, by_generate(model, batch, beams, 0.6, **given)) >= 9
+        assert {row[0] for sentence in ours.tokens for row in sentence if row} == {FORCED}
+
+
+@pytest.mark.slow
+def test_one_file_gives_the_same_translations_everywhere(tmp_path: Path) -> None:
+    folder = saved_model(tmp_path / "model")
+    change_json(folder / "generation_config.json", forced_bos_token_id=100)
+    export_single_folder(folder, tmp_path / "onnx", "int8")
+    found = [
+        [best.tokens for (best,) in translator.find_hypotheses(ENGLISH)]
+        for translator in (
+            Translator.from_pretrained(folder, device="cpu"),
+            Translator.from_pretrained(tmp_path / "onnx", backend="onnx", device="cpu"),
+        )
+    ]
+    assert {row[0] for rows in found for row in rows} == {100}
+
+
+def test_a_graph_of_another_token_is_refused(tmp_path: Path, exported: Path) -> None:
+    """The graph cannot change it."""
+    folder = tmp_path / "onnx"
+    folder.mkdir()
+    for file in (exported / "onnx").iterdir():
+        if file.is_file():
+            (folder / file.name).write_bytes(file.read_bytes())
+    change_json(folder / "generation_config.json", forced_bos_token_id=100)
+    with pytest.raises(BrokenFileError, match="exported with forced_bos_token_id null, but .* has 100; export"):
+        Translator.from_pretrained(folder, backend="onnx", device="cpu")
+
+
+@pytest.mark.parametrize("token", [-1, 10**6, "de", 2.0, True, 2, 1])
+def test_an_impossible_token_is_named(token: object, tmp_path: Path) -> None:
+    """2 is </s>, 1 the padding that suppress_tokens forbids."""
+    folder = saved_model(tmp_path / "model")
+    change_json(folder / "generation_config.json", forced_bos_token_id=token)
+    said = f"generation_config.json: forced_bos_token_id is {json.loads(json.dumps(token))!r}"
+    with pytest.raises(BrokenFileError, match=said):
+        Translator.from_pretrained(folder, device="cpu")
