@@ -250,8 +250,7 @@ OPENING = "\"'“‘„«»‹›([{¿¡*_`-–— \xa0\u202f"
 LAST_WORDS = re.compile(
     rf"(?:(?P<before>[^\W\d]+|[=<>§€$£])[^\w{WHITE_SPACE},]*[{WHITE_SPACE}]+)?[\"'“‘„«‹(\[*_]*(?P<word>[^{WHITE_SPACE}(\[“„«]+)\Z"
 )
-# A number that ends a line belongs to the word in front of it, whatever that abbreviates: "viz obr. 3."
-LAST_NUMBER = re.compile(rf"[0-9]{{1,4}}[.!?)\]\"”»{WHITE_SPACE}]*\Z")
+LAST_NUMBER = re.compile(rf"[0-9]{{1,4}}[.!?)\]\"”»{WHITE_SPACE}]*\Z")  # is no sentence: "Viz obr. 3."
 # A word without a vowel abbreviates another one: kb, płk, Sv, гр. In Slavic languages, r and l may be vowels: trh, vlk.
 ABBREVIATION = re.compile(
     r"(?!.+[rlрл].)(?!(?:m?h*m+|p?s+h+|ps+t|tsk|тс+|[bg]rr+|p+ff+t?)\Z)"  # no interjection
@@ -283,8 +282,7 @@ NEVER_LAST = frozenset(
     "mr mrs ms dr prof rev hon gen col maj capt lt sgt gov sen rep messrs adm cmdr vs cf approx e.g i.e viz "
     "hr hrn fr frl fa dipl ing bzw ca vgl evtl ggf inkl exkl zzgl bspw sog z.b d.h v.a z.t i.d.r "
     "m mm mme mmes mlle mlles mgr p.ex sra srta dra dña ud uds p.ej sig sigg dott avv exmo exma srs "
-    "dhr mevr mw drs bijv d.w.z m.b.t i.v.m t.ex bl.a s.k "
-    "incl excl esp mt insb einschl ehem ad.es c.-à-d "
+    "dhr mevr mw drs bijv d.w.z m.b.t i.v.m t.ex bl.a s.k incl excl esp mt insb einschl ehem ad.es c.-à-d "
     "ул им проф акад т.е т.к см просп тов tzn inż ul ok nám esim ún ifj yakl örn bkz π.χ κ δρ f.eks npr вул напр "
     "Al Av Cad Cia Dl Dna Doc Doç Eng Id Ir Jl Napr Ob Profa Sta Sto tp ts pgs डॉ डा पं श्री ডা মো ਡਾ ડૉ டாக்டர் డా იხ".split()
 )
@@ -301,11 +299,10 @@ ET_CETERA = frozenset("т.д т.п и.др κ.λπ κλπ κ.ά n.k v.v u.c t.t 
 STARTERS = frozenset(
     "the a an he she it they we i you this that these those there his her their my our in on at but and so if when "
     "what der die das ein eine er sie es wir ich ihr du dies diese dieser dann aber und wenn im am auf "
-    "le la les un une il elle ils elles nous je vous ce cette ces mais et dans "
+    "le la les un une il elle ils elles nous je vous ce cette ces mais et dans then potem pak puis luego "
     "el los las una él ella ellos nosotros yo pero cuando lo gli uno lui lei loro noi io questo questa ma "
-    "os um uma ele ela eles nós eu isto mas de het een hij zij ze wij ik dat dit maar "
-    "он она они оно мы я вы это но в на по после потом ona ono oni ale bu bir ama sonra ο η το οι τα μετά "
-    "then potem pak después depois puis poi apoi luego".split()
+    "os um uma ele ela eles nós eu isto mas de het een hij zij ze wij ik dat dit maar depois poi apoi después "
+    "он она они оно мы я вы это но в на по после потом ona ono oni ale bu bir ama sonra ο η το οι τα μετά".split()
 )
 NUMBER_SIGNS = frozenset("§$€£¥+#№")
 # German ordinals: "der 2. Weltkrieg", "am 3. Mai"; but "Er ist 12. Sie ist 10."
@@ -554,7 +551,8 @@ def separated_spans(text: str) -> Iterator[tuple[int, int]]:
     above, line_start = "", 0  # the line in front of this one
     while found := SEPARATOR.search(text, place):
         place = found.end()
-        if found["bars"] and not in_table and not is_between_spaces(text, found.start(), place):
+        around = text[found.start() - 1 : found.start()] + text[place : place + 1]
+        if found["bars"] and not in_table and NOT_SPACE.search(around):
             continue
         yield start, found.start()
         if found["line_break"]:
@@ -575,10 +573,6 @@ def is_underline(line: str, above: str) -> bool:
     """Return whether a line that looks like a fence of code underlines the title above, as in reStructuredText."""
     marks = line.strip()
     return len(set(marks)) == 1 and len(marks) > 3 and len(marks) >= len(above.strip()) > 0
-
-
-def is_between_spaces(text: str, start: int, stop: int) -> bool:
-    return not NOT_SPACE.match(text[start - 1 : start]) and not NOT_SPACE.match(text[stop : stop + 1])
 
 
 def closing_fence(fence: str) -> re.Pattern[str]:
@@ -606,10 +600,11 @@ def is_sentence_end(line: str, start: int, match: re.Match[str], is_cased: bool)
     following = match.end()
     while following < len(line) - 1 and line[following] in OPENING:
         following += 1
+    is_lower = line[following].islower() and not "ა" <= line[following] <= "ჿ"  # Georgian has no capitals in sentences
     before = line[max(start, match.start() - 40) : match.start()]
     if match["full"] is not None:
         if match["full"] in (";", "\u037e", ":"):
-            return not is_lower(line[following])
+            return not is_lower
         if match["gap"]:
             return True
         if match["full"] == "۔":
@@ -619,7 +614,7 @@ def is_sentence_end(line: str, start: int, match: re.Match[str], is_cased: bool)
     if not match["space"]:
         after = AFTER_GLUED.match(line, following)
         return is_cased and last is not None and after is not None and may_be_glued(last["word"], after[0])
-    if is_lower(line[following]) and (is_cased or match["closing"]):  # "Nein!" sagte er
+    if is_lower and (is_cased or match["closing"]):  # "Nein!" sagte er
         return False
     if match["mark"] in ("...", "…"):  # between spaces it stands for words that are left out, as after Persian's "and"
         return line[match.start() - 1] not in ALL_WHITE_SPACE and not (last and last["word"] == "و")
@@ -637,11 +632,6 @@ def is_sentence_end(line: str, start: int, match: re.Match[str], is_cased: bool)
         return False
     is_unit = last["word"].islower() and UNIT.search(before) is not None
     return may_end_after(last["word"], last["before"] or "", "" if is_initial else next_text.lower(), is_unit)
-
-
-def is_lower(letter: str) -> bool:
-    """Return whether a letter is in lower case, in a script that has capitals in sentences: not in Georgian."""
-    return letter.islower() and not "ა" <= letter <= "ჿ"
 
 
 def may_be_glued(word: str, following: str) -> bool:
