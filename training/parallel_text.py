@@ -15,6 +15,7 @@ from vaswani_transformer.files import files_sha256
 from vaswani_transformer.lines import (
     BYTE_ORDER_MARK,
     UTF_16_MARKS,
+    check_line_ends,
     check_unicode,
     decode_line,
     open_text,
@@ -29,6 +30,7 @@ from .tmx import read_units
 
 CHUNK = 8192  # pairs in memory at a time; a corpus' sha256 depends on it
 COMPRESSED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"BZh91AY&SY": "bzip2"}  # by magic
+BINARY = {b"PK\3\4": "a workbook or a zip archive", b"\xd0\xcf\x11\xe0": "a workbook", b"PAR1": "Parquet"}
 HELD_OUT_EVERY, HELD_OUT_MOST = 50, 2000  # pairs, if there is no validation text
 
 
@@ -221,6 +223,9 @@ def open_jsonl(settings: TextSettings, name: str) -> ParallelText:
     return ParallelText(name, lambda: _chunks(read_pairs()), lambda: f"{files_sha256(path)} {settings.languages}")
 
 
+JSON_LINES = "write one object on each line; of an array: jq -c '.[]'"
+
+
 def _parse_line(line: str, place: str) -> dict[str, Any]:
     """Return the object of a line of JSON, or the one inside its "translation"; {} for a blank line or null."""
     if not line.strip():
@@ -228,11 +233,12 @@ def _parse_line(line: str, place: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{place}: not JSON ({error})") from error
+        problem = str(error).replace("line 1 column", "column")  # of the JSON
+        raise InputError(f"{place}: not JSON ({problem}); {JSON_LINES}") from error
     if isinstance(record, dict) and isinstance(record.get("translation"), dict | None):
         record = record.get("translation", record)
     if not isinstance(record, dict | None):
-        raise InputError(f'{place}: must be {{"translation": {{...}}}}, found {type(record).__name__}')
+        raise InputError(f'{place}: must be {{"translation": {{...}}}}, found {type(record).__name__}; {JSON_LINES}')
     return record or {}
 
 
@@ -294,12 +300,17 @@ def _blocks(path: Path) -> Iterator[list[str]]:
         lines = split_lines(file, str(path))
         while block := list(islice(lines, CHUNK)):
             if read == 0:
+                if kind := next((BINARY[mark] for mark in BINARY if block[0].startswith(mark)), None):
+                    raise InputError(f"{path} is {kind}, not text; export it as CSV in UTF-8, or as JSON lines")
                 if block[0].startswith(UTF_16_MARKS) or block[0].count(0) > len(block[0]) // 4:
-                    raise InputError(f"{path} line 1: not UTF-8, looks like UTF-16; convert it with iconv")
+                    raise InputError(
+                        f"{path} line 1: not UTF-8, looks like UTF-16; convert it: iconv -f UTF-16 -t UTF-8"
+                    )
                 if kind := next((COMPRESSED[mark] for mark in COMPRESSED if block[0].startswith(mark)), None):
                     raise InputError(
                         f"{path} is compressed by {kind}; decompress it, or compress it by gzip as NAME.gz"
                     )
+                check_line_ends(block[0], str(path))
                 block[0] = block[0].removeprefix(BYTE_ORDER_MARK)
             try:
                 yield b"".join(block).decode("utf-8").split("\n")[: len(block)]
@@ -333,8 +344,8 @@ def _files_named(settings: TextSettings, name: str) -> list[Path]:
 QUOTED_CELL = rb'"(?:[^"]|"")*"'
 QUOTED_ROW = re.compile(rb'(?:[^"\t]*|%b)(?:\t(?:[^"\t]*|%b))*' % (QUOTED_CELL, QUOTED_CELL))
 NEEDS_QUOTES = re.compile(rb'(?:^|\t)"(?:[^"]|"")*?(?:""|[\t\r\n])')
-# Labels of columns that are no language: blank, `unnamed: 0` or words such as `id`, `score` and `text_a`.
-LABEL = re.compile(r"unnamed: 0||[a-z][a-z0-9_]+")
+# Labels of columns that are no language: blank, `unnamed: 0` or words such as `id`, `score`, `text_a` and `Text 1`.
+LABEL = re.compile(r"unnamed: 0||[a-z][a-z0-9_.-]*[a-z0-9_](?: \d+)?")
 # Numbers, ids, scores and addresses: a word of ASCII with a digit, or an address.
 NO_TEXT = re.compile(r"[!-~]*(?:\d|://)[!-~]*")
 EXCEL_DELIMITER = re.compile("sep=.?", re.IGNORECASE)  # the first line of some CSV files, which Excel reads
@@ -421,8 +432,12 @@ def _describe_table(languages: tuple[str, str], path: Path, delimiter: str, quot
     if len(labels) < 2:
         raise InputError(f"{path} line {line}: {len(labels)} columns, expected source{_show(delimiter)}target")
     others = [cells for _, cells in rows[1:]]
-    repeated = others != [] and first[:2] == others[0][:2]  # columns of languages: eng, deu, source, target
-    if not repeated and (columns := find_columns(labels, languages)) is not None:
+    columns = find_columns(labels, languages)
+    # Columns of languages: eng, deu, source, target
+    repeated = others != [] and all(
+        first[p : p + 1] == others[0][p : p + 1] for p in (columns.texts if columns else (0, 1))
+    )
+    if not repeated and columns is not None:
         for position in columns.texts:
             if labels.count(labels[position]) > 1:
                 raise InputError(f"{path} line {line}: two columns are called {labels[position]}; rename one of them")
@@ -435,6 +450,12 @@ def _describe_table(languages: tuple[str, str], path: Path, delimiter: str, quot
         )
     samples = [[cells[column].strip() for _, cells in rows if len(cells) == len(labels)] for column in (0, 1)]
     has_no_text = [all(not cell or NO_TEXT.fullmatch(cell) or is_language(cell) for cell in cells) for cells in samples]
+    if not any(has_no_text) and len(labels) > 2 and len(samples[0]) > 4:  # codes of letters beside sentences
+        words = [sum(map(len, map(str.split, cells))) / len(cells) for cells in samples]
+        has_no_text = [
+            words[not side] > 2 and all(re.fullmatch("[!-~]*", cell) for cell in cells)
+            for side, cells in enumerate(samples)
+        ]
     if not any(has_no_text) and len(labels) > 2:
         has_no_text = [len(cells) > 2 and 10 * len(set(cells)) <= max(10, len(cells)) for cells in samples]
     if any(has_no_text):
@@ -465,7 +486,10 @@ def _read_rows(path: Path, delimiter: str, quoted: bool) -> Iterator[tuple[int, 
         yield from ((number, line.split(delimiter)) for number, line in enumerate(lines, start=1))
         return
     rows = csv.reader(
-        (line.removesuffix("\r") + "\n" for line in lines), delimiter=delimiter, strict=True, skipinitialspace=True
+        (line.removesuffix("\r").replace("\r", " ") + "\n" for line in lines),
+        delimiter=delimiter,
+        strict=True,
+        skipinitialspace=True,
     )
     number = 1
     try:

@@ -28,16 +28,24 @@ LONGEST_LINE = 20_000_000
 def decode_line(raw: bytes, name: str, number: int) -> str:
     """Decode line `number` (from 1) of the file `name`. Raises InputError naming the line and the byte's column."""
     if number == 1:
+        check_line_ends(raw, name)
         raw = raw.removeprefix(BYTE_ORDER_MARK)
     raw = raw.removesuffix(b"\n").removesuffix(b"\r")
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        looks_like = "UTF-16" if number == 1 and raw.startswith(UTF_16_MARKS) else "Latin-1"
+        looks_like = "UTF-16" if number == 1 and raw.startswith(UTF_16_MARKS) else "CP1252"
         raise InputError(
             f"{name} line {number}: byte 0x{raw[error.start]:02x} at column {error.start + 1} is not UTF-8; "
             f"if the file is {looks_like}, convert it: iconv -f {looks_like} -t UTF-8"
         ) from None
+
+
+def check_line_ends(raw: bytes, name: str) -> None:
+    """Raise InputError if the only line of the file `name` has carriage returns, which ended the lines on old Macs."""
+    returns = raw.rstrip(b"\r").count(b"\r")
+    if returns and not raw.endswith(b"\n"):
+        raise InputError(f"{name} has {returns} carriage returns and no line feed; convert it: tr '\\r' '\\n'")
 
 
 def check_file(path: str | Path) -> Path:
@@ -61,7 +69,10 @@ def open_text(path: Path) -> Iterator[BinaryIO]:
     except PermissionError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BrokenFileError(f"{path} is not a complete gzip file ({error}); download or copy it again") from None
+        problem = error.args[0]  # without the name that str(error) has
+        raise BrokenFileError(
+            f"{path} is not a complete gzip file ({problem}); copy it again, or rename it if it is plain text"
+        ) from None
 
 
 def split_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
@@ -109,7 +120,7 @@ def read_arriving_lines(most: int) -> Iterator[list[str]]:
             *complete, rest = (rest + part).split(b"\n")
             for raw in complete:
                 number += 1
-                lines.append(decode_line(raw, "stdin", number))
+                lines.append(decode_line(raw + b"\n", "stdin", number))
                 if len(lines) == most:
                     yield lines
                     lines = []
