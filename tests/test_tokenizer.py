@@ -253,7 +253,8 @@ def test_a_corpus_without_text_is_refused(texts, named):
     "content, named",
     [
         (b"fine\nb\xe4d\n", r"corpus line 2: byte 0xe4 at column 2 is not UTF-8.*CP1252"),
-        ("\ufefffine".encode("utf-16-le"), r"corpus line 1: byte 0xff at column 1 .* if the file is UTF-16"),
+        ("\ufefffine".encode("utf-16-le"), r"corpus line 1: not UTF-8, looks like UTF-16; convert it: iconv -f UTF-16"),
+        ("fine\n".encode("utf-16-be"), r"corpus line 1: not UTF-8, looks like UTF-16"),
         (b"one\rtwo\rthree\r", r"corpus has 2 carriage returns and no line feed; convert it: tr"),
     ],
 )

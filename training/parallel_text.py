@@ -14,8 +14,7 @@ from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.files import files_sha256
 from vaswani_transformer.lines import (
     BYTE_ORDER_MARK,
-    UTF_16_MARKS,
-    check_line_ends,
+    check_first_line,
     check_unicode,
     decode_line,
     open_text,
@@ -302,15 +301,11 @@ def _blocks(path: Path) -> Iterator[list[str]]:
             if read == 0:
                 if kind := next((BINARY[mark] for mark in BINARY if block[0].startswith(mark)), None):
                     raise InputError(f"{path} is {kind}, not text; export it as CSV in UTF-8, or as JSON lines")
-                if block[0].startswith(UTF_16_MARKS) or block[0].count(0) > len(block[0]) // 4:
-                    raise InputError(
-                        f"{path} line 1: not UTF-8, looks like UTF-16; convert it: iconv -f UTF-16 -t UTF-8"
-                    )
                 if kind := next((COMPRESSED[mark] for mark in COMPRESSED if block[0].startswith(mark)), None):
                     raise InputError(
                         f"{path} is compressed by {kind}; decompress it, or compress it by gzip as NAME.gz"
                     )
-                check_line_ends(block[0], str(path))
+                check_first_line(block[0], str(path))
                 block[0] = block[0].removeprefix(BYTE_ORDER_MARK)
             try:
                 yield b"".join(block).decode("utf-8").split("\n")[: len(block)]

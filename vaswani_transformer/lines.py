@@ -28,21 +28,22 @@ LONGEST_LINE = 20_000_000
 def decode_line(raw: bytes, name: str, number: int) -> str:
     """Decode line `number` (from 1) of the file `name`. Raises InputError naming the line and the byte's column."""
     if number == 1:
-        check_line_ends(raw, name)
+        check_first_line(raw, name)
         raw = raw.removeprefix(BYTE_ORDER_MARK)
     raw = raw.removesuffix(b"\n").removesuffix(b"\r")
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        looks_like = "UTF-16" if number == 1 and raw.startswith(UTF_16_MARKS) else "CP1252"
         raise InputError(
             f"{name} line {number}: byte 0x{raw[error.start]:02x} at column {error.start + 1} is not UTF-8; "
-            f"if the file is {looks_like}, convert it: iconv -f {looks_like} -t UTF-8"
+            "if the file is CP1252, convert it: iconv -f CP1252 -t UTF-8"
         ) from None
 
 
-def check_line_ends(raw: bytes, name: str) -> None:
-    """Raise InputError if the only line of the file `name` has carriage returns, which ended the lines on old Macs."""
+def check_first_line(raw: bytes, name: str) -> None:
+    """Raise InputError if the first line of the file `name` is UTF-16, or has the line ends of old Macs and is all."""
+    if raw.startswith(UTF_16_MARKS) or raw.count(0) > max(1, len(raw) // 4):
+        raise InputError(f"{name} line 1: not UTF-8, looks like UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
     returns = raw.rstrip(b"\r").count(b"\r")
     if returns and not raw.endswith(b"\n"):
         raise InputError(f"{name} has {returns} carriage returns and no line feed; convert it: tr '\\r' '\\n'")
