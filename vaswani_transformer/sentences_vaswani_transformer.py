@@ -267,7 +267,6 @@ INDIC_INITIAL = re.compile(
     rf"(?!(?:हा|ना|हो|ஆம்|હા|ના)[\u0901\u0902]?\Z){SHORT_INDIC}\Z|(?P<thai>[\u0e00-\u0e7f]\Z)"
 )
 NEXT_INITIAL = re.compile(rf"(?:[^\W\d_]|{SHORT_INDIC})\.")
-
 ACRONYM = re.compile(r"[^\W\d]{1,2}(\.[^\W\d]{1,2})+")  # U.S, p.m, Ph.D, but not a file such as a.out
 # "bike.Two dogs": a word or a year in front of the full stop, and a capitalised word that ends at a space or
 # punctuation after it.
@@ -282,7 +281,7 @@ NEVER_LAST = frozenset(
     "mr mrs ms dr prof rev hon gen col maj capt lt sgt gov sen rep messrs adm cmdr vs cf approx e.g i.e viz "
     "hr hrn fr frl fa dipl ing bzw ca vgl evtl ggf inkl exkl zzgl bspw sog z.b d.h v.a z.t i.d.r "
     "m mm mme mmes mlle mlles mgr p.ex sra srta dra dña ud uds p.ej sig sigg dott avv exmo exma srs "
-    "dhr mevr mw drs bijv d.w.z m.b.t i.v.m t.ex bl.a s.k incl excl esp mt insb einschl ehem ad.es c.-à-d "
+    "dhr mevr mw drs bijv d.w.z m.b.t i.v.m t.ex bl.a s.k incl excl esp mt insb einschl ehem ad.es c.-à-d ths "
     "ул им проф акад т.е т.к см просп тов tzn inż ul ok nám esim ún ifj yakl örn bkz π.χ κ δρ f.eks npr вул напр "
     "Al Av Cad Cia Dl Dna Doc Doç Eng Id Ir Jl Napr Ob Profa Sta Sto tp ts pgs डॉ डा पं श्री ডা মো ਡਾ ડૉ டாக்டர் డా იხ".split()
 )
@@ -294,7 +293,7 @@ BEFORE_A_NUMBER = frozenset(
 MAYBE_LAST = frozenset(
     "ff ed eds tues thurs std jh mio mrd usw usf str ave inc co corp dept est al u.a o.ä u.ä chr n.chr v.chr".split()
 )
-ET_CETERA = frozenset("т.д т.п и.др κ.λπ κλπ κ.ά n.k v.v u.c t.t m.m o.l ა.შ vb stb dll bros".split())
+ET_CETERA = frozenset("etc т.д т.п и.др κ.λπ κλπ κ.ά n.k v.v u.c t.t m.m o.l ა.შ atd vb stb dll".split())
 # An ambiguous full stop ends a sentence if the next word is one that often begins a sentence.
 STARTERS = frozenset(
     "the a an he she it they we i you this that these those there his her their my our in on at but and so if when "
@@ -631,7 +630,7 @@ def is_sentence_end(line: str, start: int, match: re.Match[str], is_cased: bool)
     if indic and (is_initial or indic["begins"] is not None or indic["thai"]):
         return False
     is_unit = last["word"].islower() and UNIT.search(before) is not None
-    return may_end_after(last["word"], last["before"] or "", "" if is_initial else next_text.lower(), is_unit)
+    return may_end_after(last["word"], last["before"] or "", "" if is_initial else next_text.lower(), is_unit, is_lower)
 
 
 def may_be_glued(word: str, following: str) -> bool:
@@ -643,10 +642,11 @@ def may_be_glued(word: str, following: str) -> bool:
     return is_first_word and BEFORE_GLUED.fullmatch(word) is not None
 
 
-def may_end_after(word: str, before: str, following: str, is_unit: bool) -> bool:
+def may_end_after(word: str, before: str, following: str, is_unit: bool, is_lower: bool) -> bool:
     """Return whether `word` and a full stop end a sentence, by the words around them.
 
     following: in lower case, or a symbol; "" for an initial.  is_unit: a number is in front of the word
+    is_lower: the text has no capitals
     """
     lower, previous = re.split("['’]", word.lower())[-1], before.lower()  # l'art. 5
     if NEVER_LAST & {word, lower, f"{previous}.{lower}"} or word.endswith("Dr"):  # PhDr, MUDr
@@ -658,12 +658,14 @@ def may_end_after(word: str, before: str, following: str, is_unit: bool) -> bool
         return True
     if (lower.isdigit() and len(lower) <= 2) or ROMAN.fullmatch(word):  # the number of an item in a list, or an ordinal
         return bool(before) and previous not in BEFORE_AN_ORDINAL and following not in MONTHS
-    if ET_CETERA & {lower, f"{previous}.{lower}"} or (is_unit and lower not in MAYBE_LAST):
+    if ET_CETERA & {lower, f"{previous}.{lower}"}:
+        return not is_lower or following in STARTERS
+    if is_unit and not MAYBE_LAST & {lower, following}:  # 850 n. Chr.
         return True
     if len(word) == 1 and word.isalpha():  # an initial, or a part of an abbreviation
         is_name = following == "" or previous in BEFORE_A_NAME
         return following in STARTERS or (word.isupper() and before.islower() and len(before) > 1 and not is_name)
-    is_short = ABBREVIATION.fullmatch(lower) and not word.isupper()
+    is_short = ABBREVIATION.fullmatch(lower) and word[1:].islower()
     if is_short or lower in MAYBE_LAST or ACRONYM.fullmatch(word):
         return following in STARTERS
     return True

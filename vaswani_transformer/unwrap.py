@@ -284,9 +284,7 @@ def join_wrapped(first: str, second: str) -> str:
     """Join two lines of a paragraph: by a space, unless a hyphen ends the first, or the script has no spaces."""
     if first.endswith(("\xad", "¬")):  # the second, in text that was scanned
         return first[:-1] + second
-    is_joined = HYPHEN.search(f"{first[-2:]}\n{second}") or all(map(is_without_spaces, (first[-1], second[0])))
+    ends = first[-1] + second[0]
+    is_wide = all(unicodedata.east_asian_width(letter) in "WF" for letter in ends)  # as in Korean, which has spaces
+    is_joined = HYPHEN.search(f"{first[-2:]}\n{second}") or (is_wide and not re.search("[ᄀ-ᇿ㄰-㆏가-힣]", ends))
     return first + ("" if is_joined else " ") + second
-
-
-def is_without_spaces(letter: str) -> bool:
-    return unicodedata.east_asian_width(letter) in "WF" and "HANGUL" not in unicodedata.name(letter, "")

@@ -127,7 +127,7 @@ const NEVER_LAST = words(
     "mgr p.ex sra srta dra dña ud uds p.ej sig sigg dott avv exmo exma srs dhr mevr mw drs bijv d.w.z m.b.t i.v.m " +
     "t.ex bl.a s.k incl excl esp mt insb einschl ehem ad.es c.-à-d ул им проф акад т.е т.к см просп тов tzn inż ul " +
     "ok nám esim ún ifj yakl örn bkz π.χ κ δρ f.eks npr вул напр Al Av Cad Cia Dl Dna Doc Doç Eng Id Ir Jl Napr Ob " +
-    "Profa Sta Sto tp ts pgs डॉ डा पं श्री ডা মো ਡਾ ડૉ டாக்டர் డా იხ",
+    "Profa Sta Sto tp ts pgs ths डॉ डा पं श्री ডা মো ਡਾ ડૉ டாக்டர் డా იხ",
 );
 const BEFORE_A_NUMBER = words(
   "no nos nr nrn fig figs abb p pp s vol bd art abs kap ch chap sec eq tab n núm pag pág págs blz str č max min " +
@@ -137,7 +137,7 @@ const BEFORE_A_NUMBER = words(
 const MAYBE_LAST = words(
   "ff ed eds tues thurs std jh mio mrd usw usf str ave inc co corp dept est al u.a o.ä u.ä chr n.chr v.chr",
 );
-const ET_CETERA = words("т.д т.п и.др κ.λπ κλπ κ.ά n.k v.v u.c t.t m.m o.l ა.შ vb stb dll bros");
+const ET_CETERA = words("etc т.д т.п и.др κ.λπ κλπ κ.ά n.k v.v u.c t.t m.m o.l ა.შ atd vb stb dll");
 const STARTERS = words(
   "the a an he she it they we i you this that these those there his her their my our in on at but and so if when " +
     "what der die das ein eine er sie es wir ich ihr du dies diese dieser dann aber und wenn im am auf le la les un " +
@@ -451,7 +451,7 @@ function isSentenceEnd(line, start, match, isCased) {
   const indic = previous.match(INDIC_INITIAL)?.groups;
   if (indic && (isInitial || indic.begins !== undefined || indic.thai)) return false;
   const isUnit = isLowerWord(word) && UNIT.test(previous);
-  return mayEndAfter(word, wordBefore ?? "", isInitial ? "" : next.toLowerCase(), isUnit);
+  return mayEndAfter(word, wordBefore ?? "", isInitial ? "" : next.toLowerCase(), isUnit, isLower(at(line, following)));
 }
 
 function mayBeGlued(word, following) {
@@ -463,7 +463,7 @@ function mayBeGlued(word, following) {
   return isFirstWord && BEFORE_GLUED.test(word);
 }
 
-function mayEndAfter(word, before, following, isUnit) {
+function mayEndAfter(word, before, following, isUnit, isLowerNext) {
   const [lower, previous] = [word.toLowerCase().split(/['’]/u).at(-1), before.toLowerCase()]; // l'art. 5
   const spaced = `${previous}.${lower}`;
   if ([word, lower, spaced].some((each) => NEVER_LAST.has(each)) || word.endsWith("Dr")) return false;
@@ -473,13 +473,14 @@ function mayEndAfter(word, before, following, isUnit) {
   if (/^\p{Nd}{1,2}$/u.test(lower) || /^[IVX]{2,6}$/u.test(word)) {
     return before !== "" && !BEFORE_AN_ORDINAL.has(previous) && !MONTHS.has(following);
   }
-  if (ET_CETERA.has(lower) || ET_CETERA.has(spaced) || (isUnit && !MAYBE_LAST.has(lower))) return true;
+  if (ET_CETERA.has(lower) || ET_CETERA.has(spaced)) return !isLowerNext || STARTERS.has(following);
+  if (isUnit && !MAYBE_LAST.has(lower) && !MAYBE_LAST.has(following)) return true; // 850 n. Chr.
   if (/^\p{L}$/u.test(word)) {
     const isWordBefore = before.length > 1 && before === before.toLowerCase() && before !== before.toUpperCase();
     const isName = following === "" || BEFORE_A_NAME.has(previous);
     return STARTERS.has(following) || (isUpper(word) && isWordBefore && !isName);
   }
-  const isShort = ABBREVIATION.test(lower) && !isUpper(word);
+  const isShort = ABBREVIATION.test(lower) && isLowerWord(Array.from(word).slice(1).join(""));
   if (isShort || MAYBE_LAST.has(lower) || ACRONYM.test(word)) return STARTERS.has(following);
   return true;
 }
