@@ -67,7 +67,7 @@ def test_texts_of_many_languages_are_cut_at_sentence_ends_only() -> None:
     wrong = [
         (found, want) for text, want in zip(EXAMPLE_TEXTS, expected, strict=True) if (found := sentences(text)) != want
     ]
-    assert len(wrong) <= len(EXAMPLES) // 100, wrong
+    assert len(wrong) <= len(EXAMPLES) // 300, wrong
 
 
 @pytest.mark.parametrize("text", ["www.Example.com", "README.md", "U.S.A.", "3.14", "Node.Js", "a.B.c", "z.B. Two"])

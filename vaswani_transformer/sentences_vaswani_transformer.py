@@ -256,8 +256,8 @@ ABBREVIATION = re.compile(
     r"(?!.+[rlрл].)(?!(?:m?h*m+|p?s+h+|ps+t|tsk|тс+|[bg]rr+|p+ff+t?)\Z)"  # no interjection
     "[b-df-hj-np-tv-xzßçðþćčďđğģķĺļľłńņňñŕřśšşșţťțźżžβγδζθκλμνξπρσςτφχψбвгджзклмнпрстфхцчшщђћјљњџ]{2,5}"
 )
-# What has a number in front, and a word before that: "1799 г." ends a sentence that does not begin with it.
-UNIT = re.compile(rf"[^\W\d_]{{3}}.*[0-9][{WHITE_SPACE}]?[^\W\d_]{{1,5}}\Z")
+# What has a number in front, and a long word or two before that: "1799 г." ends no sentence that begins with it.
+UNIT = re.compile(rf"[^\W\d_](?:[^\W\d_]{{2}}|[{WHITE_SPACE}][^\W\d_]).*[0-9][{WHITE_SPACE}]?[^\W\d_]{{1,5}}\Z")
 # In the scripts of India, initials are the names of letters, with a full stop after each: एम. के. गांधी. A short word at
 # the beginning of a sentence is one, unless it means yes or no. In Thai, a full stop ends no sentence.
 INDIC = "\u0900-\u0dff"
@@ -279,19 +279,19 @@ NAME_ENDS = frozenset("com net org edu gov io js ts py md txt csv html xml json 
 # BEFORE_A_NUMBER a number; MAYBE_LAST may end a sentence.
 NEVER_LAST = frozenset(
     "mr mrs ms dr prof rev hon gen col maj capt lt sgt gov sen rep messrs adm cmdr vs cf approx e.g i.e viz "
-    "hr hrn fr frl fa dipl ing bzw ca vgl evtl ggf inkl exkl zzgl bspw sog z.b d.h v.a z.t i.d.r "
-    "m mm mme mmes mlle mlles mgr p.ex sra srta dra dña ud uds p.ej sig sigg dott avv exmo exma srs "
+    "hr hrn fr frl fa dipl ing bzw ca vgl evtl ggf inkl exkl zzgl bspw sog z.b d.h v.a z.t i.d.r Geb Stellv "
+    "m mm mme mmes mlle mlles mgr p.ex sra srta dra dña ud uds p.ej sig sigg dott avv exmo exma srs Avda Lic Fdo "
     "dhr mevr mw drs bijv d.w.z m.b.t i.v.m t.ex bl.a s.k incl excl esp mt insb einschl ehem ad.es c.-à-d ths "
-    "ул им проф акад т.е т.к см просп тов tzn inż ul ok nám esim ún ifj yakl örn bkz π.χ κ δρ f.eks npr вул напр "
-    "Al Av Cad Cia Dl Dna Doc Doç Eng Id Ir Jl Napr Ob Profa Sta Sto tp ts pgs डॉ डा पं श्री ডা মো ਡਾ ડૉ டாக்டர் డా იხ".split()
+    "ул им проф акад т.е т.к см просп тов tzn inż ul οδ nám esim ún ifj yakl örn bkz π.χ κ δρ f.eks npr вул напр "
+    "Al Cad Cia Dl Dna Doc Doç Eng Id Ir Jl Napr Ob Profa Sta Sto tp ts pgs डॉ डा पं श्री ডা মো ਡਾ ડૉ டாக்டர் డా იხ".split()
 )
 BEFORE_A_NUMBER = frozenset(
-    "no nos nr nrn fig figs abb p pp s vol bd art abs kap ch chap sec eq tab n núm pag pág págs blz str č "
-    "max min mind para paras tel tél réf fax kl tlf godz тел obr rys rozdz κεφ αρ табл буд ap séc hlm pàg lk रु રૂ "
+    "no nos nr nrn fig figs abb p pp s vol bd art abs kap ch chap sec eq tab n núm pag pág págs blz str č ust odst puh "
+    "max min mind para paras tel tél réf fax kl tlf godz тел obr rys rozdz κεφ αρ табл буд ap séc hlm pàg lk ok रु રૂ "
     "ரூ рис стр гл σελ jan feb mar apr jun jul aug sep sept oct okt nov dec dez".split()
 )
 MAYBE_LAST = frozenset(
-    "ff ed eds tues thurs std jh mio mrd usw usf str ave inc co corp dept est al u.a o.ä u.ä chr n.chr v.chr".split()
+    "ff av ed eds tues thurs std jh mio mrd usw usf str ave inc co corp dept est al u.a o.ä u.ä chr n.chr v.chr".split()
 )
 ET_CETERA = frozenset("etc т.д т.п и.др κ.λπ κλπ κ.ά n.k v.v u.c t.t m.m o.l ა.შ atd vb stb dll".split())
 # An ambiguous full stop ends a sentence if the next word is one that often begins a sentence.
@@ -650,9 +650,9 @@ def may_end_after(word: str, before: str, following: str, is_unit: bool, is_lowe
     """
     lower, previous = re.split("['’]", word.lower())[-1], before.lower()  # l'art. 5
     if NEVER_LAST & {word, lower, f"{previous}.{lower}"} or word.endswith("Dr"):  # PhDr, MUDr
-        return False
+        return is_unit and word == "m"
     is_number = following[:1].isdigit() or following in NUMBER_SIGNS or ROMAN.fullmatch(following.upper())
-    if is_number and (lower in BEFORE_A_NUMBER or lower.endswith("str")):
+    if is_number and (lower in BEFORE_A_NUMBER or lower.endswith(("str", "pl"))):
         return False
     if following and not LETTER_OR_DIGIT.match(following):
         return True
@@ -663,7 +663,7 @@ def may_end_after(word: str, before: str, following: str, is_unit: bool, is_lowe
     if is_unit and not MAYBE_LAST & {lower, following}:  # 850 n. Chr.
         return True
     if len(word) == 1 and word.isalpha():  # an initial, or a part of an abbreviation
-        is_name = following == "" or previous in BEFORE_A_NAME
+        is_name = following == "" or previous in BEFORE_A_NAME | NEVER_LAST
         return following in STARTERS or (word.isupper() and before.islower() and len(before) > 1 and not is_name)
     is_short = ABBREVIATION.fullmatch(lower) and word[1:].islower()
     if is_short or lower in MAYBE_LAST or ACRONYM.fullmatch(word):

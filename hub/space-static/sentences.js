@@ -93,17 +93,17 @@ const LAST_WORDS = new RegExp(
 const LAST_NUMBER = new RegExp(`[0-9]{1,4}[.!?)\\]"”»${WHITE_SPACE}]*$`, "uy");
 const ABBREVIATION =
   /^(?!.+[rlрл].)(?!(?:m?h*m+|p?s+h+|ps+t|tsk|тс+|[bg]rr+|p+ff+t?)$)[b-df-hj-np-tv-xzßçðþćčďđğģķĺļľłńņňñŕřśšşșţťțźżžβγδζθκλμνξπρσςτφχψбвгджзклмнпрстфхцчшщђћјљњџ]{2,5}$/u;
-const UNIT = new RegExp(`[\\p{L}\\p{Nl}\\p{No}]{3}.*[0-9]${WHITE}?[\\p{L}\\p{Nl}\\p{No}]{1,5}$`, "u");
+const PLAIN = "[\\p{L}\\p{Nl}\\p{No}]";
+const UNIT = new RegExp(`${PLAIN}(?:${PLAIN}{2}|${WHITE}${PLAIN}).*[0-9]${WHITE}?${PLAIN}{1,5}$`, "u");
 const INDIC = "\\u0900-\\u0dff";
-const SHORT_INDIC = `(?:(?=[\\p{L}\\p{Nl}\\p{No}])[${INDIC}](?:(?![\\p{L}\\p{Nl}\\p{No}])[${INDIC}])*){1,2}`;
+const SHORT_INDIC = `(?:(?=${PLAIN})[${INDIC}](?:(?!${PLAIN})[${INDIC}])*){1,2}`;
 const INDIC_INITIAL = new RegExp(
   `(?:(?<begins>^|(?<![${INDIC}])${SHORT_INDIC}\\.${WHITE}*)|)(?<![${INDIC}])` +
     `(?!(?:हा|ना|हो|ஆம்|હા|ના)[\\u0901\\u0902]?$)${SHORT_INDIC}$|(?<thai>[\\u0e00-\\u0e7f]$)`,
   "u",
 );
-const NEXT_INITIAL = new RegExp(`^(?:[\\p{L}\\p{Nl}\\p{No}]|${SHORT_INDIC})\\.`, "u");
+const NEXT_INITIAL = new RegExp(`^(?:${PLAIN}|${SHORT_INDIC})\\.`, "u");
 const ACRONYM = /^[\p{L}_\p{Nl}\p{No}]{1,2}(\.[\p{L}_\p{Nl}\p{No}]{1,2})+$/u; // U.S, p.m, Ph.D, but not a file such as a.out
-const PLAIN = "[\\p{L}\\p{Nl}\\p{No}]";
 const BEFORE_GLUED = new RegExp(`^(?:(?:${PLAIN}+['’-])*${PLAIN}+${PLAIN}[)\\]”"’]*|[12][0-9]{3})$`, "u");
 const AFTER_GLUED = new RegExp(
   `^${PLAIN}+(?:['’-]${PLAIN}+)*(?=[${WHITE_SPACE},;:!?…"”’)\\]*]|\\.(?:${WHITE}|$)|$)`,
@@ -123,19 +123,19 @@ const NAME_ENDS = words(
 );
 const NEVER_LAST = words(
   "mr mrs ms dr prof rev hon gen col maj capt lt sgt gov sen rep messrs adm cmdr vs cf approx e.g i.e viz hr hrn " +
-    "fr frl fa dipl ing bzw ca vgl evtl ggf inkl exkl zzgl bspw sog z.b d.h v.a z.t i.d.r m mm mme mmes mlle mlles " +
-    "mgr p.ex sra srta dra dña ud uds p.ej sig sigg dott avv exmo exma srs dhr mevr mw drs bijv d.w.z m.b.t i.v.m " +
-    "t.ex bl.a s.k incl excl esp mt insb einschl ehem ad.es c.-à-d ул им проф акад т.е т.к см просп тов tzn inż ul " +
-    "ok nám esim ún ifj yakl örn bkz π.χ κ δρ f.eks npr вул напр Al Av Cad Cia Dl Dna Doc Doç Eng Id Ir Jl Napr Ob " +
-    "Profa Sta Sto tp ts pgs ths डॉ डा पं श्री ডা মো ਡਾ ડૉ டாக்டர் డా იხ",
+    "fr frl fa dipl ing bzw ca vgl evtl ggf inkl exkl zzgl bspw sog z.b d.h v.a z.t i.d.r Geb Stellv m mm mme mmes " +
+    "mlle mlles mgr p.ex sra srta dra dña ud uds p.ej sig sigg dott avv exmo exma srs Avda Lic Fdo dhr mevr mw drs " +
+    "bijv d.w.z m.b.t i.v.m t.ex bl.a s.k incl excl esp mt insb einschl ehem ad.es c.-à-d ths ул им проф акад т.е " +
+    "т.к см просп тов tzn inż ul οδ nám esim ún ifj yakl örn bkz π.χ κ δρ f.eks npr вул напр Al Cad Cia Dl Dna Doc " +
+    "Doç Eng Id Ir Jl Napr Ob Profa Sta Sto tp ts pgs डॉ डा पं श्री ডা মো ਡਾ ડૉ டாக்டர் డా იხ",
 );
 const BEFORE_A_NUMBER = words(
-  "no nos nr nrn fig figs abb p pp s vol bd art abs kap ch chap sec eq tab n núm pag pág págs blz str č max min " +
-    "mind para paras tel tél réf fax kl tlf godz тел obr rys rozdz κεφ αρ табл буд ap séc hlm pàg lk रु રૂ ரூ рис " +
-    "стр гл σελ jan feb mar apr jun jul aug sep sept oct okt nov dec dez",
+  "no nos nr nrn fig figs abb p pp s vol bd art abs kap ch chap sec eq tab n núm pag pág págs blz str č ust odst " +
+    "puh max min mind para paras tel tél réf fax kl tlf godz тел obr rys rozdz κεφ αρ табл буд ap séc hlm pàg lk ok " +
+    "रु રૂ ரூ рис стр гл σελ jan feb mar apr jun jul aug sep sept oct okt nov dec dez",
 );
 const MAYBE_LAST = words(
-  "ff ed eds tues thurs std jh mio mrd usw usf str ave inc co corp dept est al u.a o.ä u.ä chr n.chr v.chr",
+  "ff av ed eds tues thurs std jh mio mrd usw usf str ave inc co corp dept est al u.a o.ä u.ä chr n.chr v.chr",
 );
 const ET_CETERA = words("etc т.д т.п и.др κ.λπ κλπ κ.ά n.k v.v u.c t.t m.m o.l ა.შ atd vb stb dll");
 const STARTERS = words(
@@ -466,9 +466,9 @@ function mayBeGlued(word, following) {
 function mayEndAfter(word, before, following, isUnit, isLowerNext) {
   const [lower, previous] = [word.toLowerCase().split(/['’]/u).at(-1), before.toLowerCase()]; // l'art. 5
   const spaced = `${previous}.${lower}`;
-  if ([word, lower, spaced].some((each) => NEVER_LAST.has(each)) || word.endsWith("Dr")) return false;
+  if ([word, lower, spaced].some((each) => NEVER_LAST.has(each)) || word.endsWith("Dr")) return isUnit && word === "m";
   const isNumber = /^\p{Nd}|^[IVX]{2,6}$/u.test(following.toUpperCase()) || NUMBER_SIGNS.has(following);
-  if (isNumber && (BEFORE_A_NUMBER.has(lower) || lower.endsWith("str"))) return false;
+  if (isNumber && (BEFORE_A_NUMBER.has(lower) || /(?:str|pl)$/u.test(lower))) return false;
   if (following && !/^[\p{L}\p{N}]/u.test(following)) return true;
   if (/^\p{Nd}{1,2}$/u.test(lower) || /^[IVX]{2,6}$/u.test(word)) {
     return before !== "" && !BEFORE_AN_ORDINAL.has(previous) && !MONTHS.has(following);
@@ -477,7 +477,7 @@ function mayEndAfter(word, before, following, isUnit, isLowerNext) {
   if (isUnit && !MAYBE_LAST.has(lower) && !MAYBE_LAST.has(following)) return true; // 850 n. Chr.
   if (/^\p{L}$/u.test(word)) {
     const isWordBefore = before.length > 1 && before === before.toLowerCase() && before !== before.toUpperCase();
-    const isName = following === "" || BEFORE_A_NAME.has(previous);
+    const isName = following === "" || BEFORE_A_NAME.has(previous) || NEVER_LAST.has(previous);
     return STARTERS.has(following) || (isUpper(word) && isWordBefore && !isName);
   }
   const isShort = ABBREVIATION.test(lower) && isLowerWord(Array.from(word).slice(1).join(""));
