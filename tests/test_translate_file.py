@@ -278,9 +278,29 @@ WRAPPED = [
     ),
     ("Name\tSize\nA dog\tbig", ["Name\tSize", "A dog\tbig"]),
     (
-        "Shall I compare thee to a day?\nThou art more\nRough winds do shake",
-        ["Shall I compare thee to a day?", "Thou art more", "Rough winds do shake"],
+        "Shall I compare thee to a summer’s day?\nThou art more lovely and more temperate:\n"
+        "Rough winds do shake the darling buds of May,\nAnd summer’s lease hath all too short a date;",
+        [
+            "Shall I compare thee to a summer’s day?",
+            "Thou art more lovely and more temperate:",
+            "Rough winds do shake the darling buds of May,",
+            "And summer’s lease hath all too short a date;",
+        ],
     ),
+    (
+        "YOU RECEIVE A COPY OF THE\nLICENSE AS IT\nIS, WITHOUT ANY WARRANTY.",
+        ["YOU RECEIVE A COPY OF THE LICENSE AS IT IS, WITHOUT ANY WARRANTY."],
+    ),
+    (
+        "You receive a copy of the General\nLicense of the\n[Free](http://a.de) Foundation.",
+        ["You receive a copy of the General License of the [Free](http://a.de) Foundation."],
+    ),
+    (
+        "The program is found in\n/usr/bin/dog/a\nand a longer line of text is here",
+        ["The program is found in /usr/bin/dog/a and a longer line of text is here"],
+    ),
+    ("Comment: From\n http://a.de", ["Comment: From http://a.de"]),
+    ("It prints\n%s and a mail of Anna\n<anna@a.de> here.", ["It prints %s and a mail of Anna <anna@a.de> here."]),
     ("Das Haus ist so klein wie\nEin Hund in seiner Hütte.", ["Das Haus ist so klein wie Ein Hund in seiner Hütte."]),
     ("In New-\nYork is a 5-\nyear plan.", ["In New-York is a 5-year plan."]),
     ("Of pre-\nand post-war Ein-\nund Ausgang", ["Of pre- and post-war Ein- und Ausgang"]),

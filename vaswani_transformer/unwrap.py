@@ -18,8 +18,8 @@ BLOCK_TAG = rf"(?i:</?(?:{BLOCK_TAGS})(?![a-z0-9])[^<>]*>)"
 # a line of its own.
 NEW_LINE = re.compile(
     r"""\s*(?:[-*+•‣◦·–—#|♪:]+\s|(?:\d{1,3}|[ivx]{2,4})[.)]\s|[A-Za-z]\)\s|\((?:\d{1,3}|[a-z]|[ivx]{2,4})\)\s|\||\$\s|>>>\s|\.\.?\s
-    |\[?!\[|\[[^\[\]]{1,100}\](?::\s|\s*\Z)|:\w[\w ]*:(?:\s|\Z)|[A-Z][A-Za-z-]{1,20}:\s|<[^<>\s]+>\s|§|\\item\b
-    |[・※①-⑳]|[0-9０-９一二三四五六七八九十]{1,3}[．、]|[（(][一二三四五六七八九十]{1,3}[）)]|第\S{1,4}[章节節条條]|[가-하]\.\s
+    |\[?!\[|\[[^\[\]]{1,100}\](?::\s|\s*\Z)|:\w[\w ]*:(?:\s|\Z)|[A-Z][A-Za-z-]{1,20}:\s|<[A-Za-z][\w-]{0,20}>\s|§
+    |\\item\b|[・※①-⑳]|[0-9０-９一二三四五六七八九十]{1,3}[．、]|[（(][一二三四五六七八九十]{1,3}[）)]|第\S{1,4}[章节節条條]|[가-하]\.\s
     |\[\w+:|\S.*(?:\s{3,}|\t)\S|<!--|"""
     rf"""{BLOCK_TAG})""",
     re.VERBOSE,
@@ -31,9 +31,10 @@ LINE_BREAK = re.compile(rf"(?:\x20\x20|\\|{BLOCK_TAG}|-->)\Z")
 FULL_WIDTH_TEXT = 50  # characters of a line; subtitles and columns are narrower
 # No part of a paragraph: headings, rows of tables, comments, commands of LaTeX, titles in brackets as in GitHub's boxes
 ALONE = re.compile(
-    r"\s*(?:[#|%;]|//|={1,6}\s|\\[A-Za-z]+\*?(?:\[[^\[\]]*\])?(?:\{[^{}]*\})*\s*\Z|(?:>\s*)*\[[^\[\]]{1,100}\]\s*\Z)"
+    r"\s*(?:[#|]|(?:%+|;+|//+|={1,6})\s|\\[A-Za-z]+\*?(?:\[[^\[\]]*\])?(?:\{[^{}]*\})*\s*\Z|(?:>\s*)*\[[^\[\]]{1,100}\]\s*\Z)"
 )
-FIELD = re.compile(r"""\s*(?:[\w.\[\]@-]+\s*[:=]|msg[a-z_]+(?:\[\d\])?\s"|["'])""")  # of settings, JSON, YAML, gettext
+# A line of settings or of messages: properties, JSON, YAML, gettext.
+FIELD = re.compile(r"""\s*(?:[\w.\[\]@-]+\s*[:=](?!//)|msg[a-z_]+(?:\[\d\])?\s"|["'])""")
 # Two lines are joined without a space after a hyphen inside a word, except as in "pre- and post-war".
 HYPHEN = re.compile(r"[^\W_][-‐]\n(?!(?:and|or|to|und|oder|bzw|et|ou|y|o|e|i|en|of|och|eller|og)\b)[^\W_]")
 CODE_INDENTATION = 4
@@ -196,20 +197,18 @@ def join_lines(lines: Iterable[str]) -> Iterator[str]:
     """Yield a line for each paragraph, and other lines as they are."""
     width = 0
     for block in split_into_blocks(lines):
-        if len(block) == 1 or are_separate(block):
-            yield from block
-        else:
-            width = max(width, *(len(line.rstrip()) for line in block))
-            yield from join_paragraphs(block, width)
+        width = max(width, *(len(line.rstrip()) for line in block)) if len(block) > 1 else width
+        yield from block if len(block) == 1 or are_separate(block) else join_paragraphs(block, width)
 
 
 def are_separate(block: list[str]) -> bool:
     """Return whether a block has fields, rows of a table, or verses: capitalised lines that no program wrapped."""
     width = max(len(line.rstrip()) for line in block)
     cells = {len(re.findall(r"[;,](?=\S)", line)) for line in block}
-    are_capitals = len(block) > 2 and all(next(filter(str.isalnum, line), "").isupper() for line in block)
-    are_verses = are_capitals and any(has_room(first, second, width) for first, second in pairwise(block))
-    return are_verses or (len(cells) == 1 and min(cells) > 1) or all(map(FIELD.match, block))
+    words = [line.lstrip(" \t\"'“‘„«")[:2] for line in block]
+    had_room = sum(has_room(first, second, width) for first, second in pairwise(block))
+    are_verses = had_room > (len(block) == 3) and all(word[:1].isupper() and not word[1:].isupper() for word in words)
+    return (len(block) > 2 and are_verses) or (len(cells) == 1 and min(cells) > 1) or all(map(FIELD.match, block))
 
 
 def split_into_blocks(lines: Iterable[str]) -> Iterator[list[str]]:
@@ -262,8 +261,8 @@ def join_paragraphs(block: list[str], width: int) -> Iterator[str]:
         is_short = width >= FULL_WIDTH_TEXT and 2 * len(before.rstrip()) < width  # as in an address, below full lines
         is_below_short = is_short and not text.lstrip()[:1].islower()
         had_room = has_room(quote_before + before, text, width)
-        is_separate = is_indented or is_below_short or NO_LANGUAGE.fullmatch(text.strip())
-        begins = is_code or is_item or is_other_quote or (had_room and is_separate)
+        is_address = NO_LANGUAGE.fullmatch(text.strip()) and not f" {before}".split(" ")[-1].islower()
+        begins = is_code or is_item or is_other_quote or (had_room and (is_indented or is_below_short or is_address))
         end = "  " if line.endswith("  ") else ""
         if paragraph and not (begins or LINE_BREAK.search(paragraph)):
             paragraph = join_wrapped(paragraph, text.strip()) + end
