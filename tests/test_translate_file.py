@@ -276,6 +276,8 @@ WRAPPED = [
         "It is red, blue, green\nand 1,000 times, often,\nlight.",
         ["It is red, blue, green and 1,000 times, often, light."],
     ),
+    ("A hat ....... 12\nA dog ...... 30", ["A hat ....... 12", "A dog ...... 30"]),
+    ("(가) 하나\n나) 둘", ["(가) 하나", "나) 둘"]),
     ("Name\tSize\nA dog\tbig", ["Name\tSize", "A dog\tbig"]),
     (
         "Shall I compare thee to a summer’s day?\nThou art more lovely and more temperate:\n"
@@ -350,6 +352,7 @@ COPIED = [
     ("The output\n\n    lpstat is here", []),  # nothing announces code
     ("```\ncode\n```\n> ~~~\n> code\n> ~~~", ["```\ncode\n```", "> ~~~\n> code\n> ~~~"]),
     ("<pre class='a'>\ncode\n\n</pre>\nText <pre>code</pre>\nand text", ["<pre class='a'>\ncode\n\n</pre>"]),
+    ("It is\n$$\nx = 1\n$$\nand $$y$$\nruns.", ["$$\nx = 1\n$$"]),
     ("<STYLE>\na {}\n</STYLE>\n<pre>\nnever closed", ["<STYLE>\na {}\n</STYLE>", "<pre>"]),
     ("Let\n\\begin{align*}\nx = 1\n\\end{align*}\nbe.", ["\\begin{align*}\nx = 1\n\\end{align*}"]),
     ("A\n<!-- a\nnote -->\ndog <!-- b -->\nruns.", ["<!-- a\nnote -->"]),

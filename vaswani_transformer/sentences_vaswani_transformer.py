@@ -206,7 +206,7 @@ TABLE_ROW = re.compile(rf"[ \t>]{{0,20}}\|[^{LINE_BREAKS}]*\|[ \t]*(?![^{LINE_BR
 # question mark of Greek and the full stop of Armenian where they are typed as ; and :
 BOUNDARY = re.compile(
     rf"""(?<![.!?…])(?P<mark>[.!?…]+)
-        (?P<closing>[\"'”’»›)\]}}“‘«*_`{INVISIBLE}\u200d\u2600-\u27bf\U0001f000-\U0001faff]*(?:</[A-Za-z][A-Za-z0-9:._-]{{0,30}}>)*
+        (?P<closing>[\"'”’»›」』）)\]}}“‘«*_`{INVISIBLE}\u200d\u2600-\u27bf\U0001f000-\U0001faff]*(?:</[A-Za-z][A-Za-z0-9:._-]{{0,30}}>)*
             (?:\[[0-9]{{1,3}}\])*(?:[\x20\xa0\u202f]»(?=[{WHITE_SPACE}]))?)
         (?P<space>[{WHITE_SPACE}]*)
     |(?P<full>(?!។ល។)[。！？｡।॥۔؟።፧፨։။។៕༎‼⁇⁈⁉]+[!?]*|།\x20?།|(?<![0-9０-９])．(?![0-9A-Za-z０-９Ａ-Ｚａ-ｚ])
@@ -250,7 +250,8 @@ OPENING = "\"'“‘„«»‹›([{¿¡*_`-–— \xa0\u202f"
 LAST_WORDS = re.compile(
     rf"(?:(?P<before>[^\W\d]+|[=<>§€$£])[^\w{WHITE_SPACE},]*[{WHITE_SPACE}]+)?[\"'“‘„«‹(\[*_]*(?P<word>[^{WHITE_SPACE}(\[“„«]+)\Z"
 )
-LAST_NUMBER = re.compile(rf"[0-9]{{1,4}}[.!?)\]\"”»{WHITE_SPACE}]*\Z")  # is no sentence: "Viz obr. 3."
+# No sentence begins with a number that ends the line, "Viz obr. 3.", or a dot of " . . ."
+NO_SENTENCE = re.compile(rf"[0-9]{{1,4}}[.!?)\]\"”»{WHITE_SPACE}]*\Z|\.(?:[{WHITE_SPACE}]|\Z)")
 # A word without a vowel abbreviates another one: kb, płk, Sv, гр. In Slavic languages, r and l may be vowels: trh, vlk.
 ABBREVIATION = re.compile(
     r"(?!.+[rlрл].)(?!(?:m?h*m+|p?s+h+|ps+t|tsk|тс+|[bg]rr+|p+ff+t?)\Z)"  # no interjection
@@ -258,8 +259,7 @@ ABBREVIATION = re.compile(
 )
 # What has a number in front, and a long word or two before that: "1799 г." ends no sentence that begins with it.
 UNIT = re.compile(rf"[^\W\d_](?:[^\W\d_]{{2}}|[{WHITE_SPACE}][^\W\d_]).*[0-9][{WHITE_SPACE}]?[^\W\d_]{{1,5}}\Z")
-# In the scripts of India, initials are the names of letters, with a full stop after each: एम. के. गांधी. A short word at
-# the beginning of a sentence is one, unless it means yes or no. In Thai, a full stop ends no sentence.
+# In India's scripts, initials are the names of letters: एम. के. गांधी. So is a short first word. A Thai "." ends nothing.
 INDIC = "\u0900-\u0dff"
 SHORT_INDIC = rf"(?:(?=[^\W\d_])[{INDIC}](?:(?![^\W\d_])[{INDIC}])*){{1,2}}"
 INDIC_INITIAL = re.compile(
@@ -297,11 +297,11 @@ ET_CETERA = frozenset("etc т.д т.п и.др κ.λπ κλπ κ.ά n.k v.v u.c 
 # An ambiguous full stop ends a sentence if the next word is one that often begins a sentence.
 STARTERS = frozenset(
     "the a an he she it they we i you this that these those there his her their my our in on at but and so if when "
-    "what der die das ein eine er sie es wir ich ihr du dies diese dieser dann aber und wenn im am auf "
-    "le la les un une il elle ils elles nous je vous ce cette ces mais et dans then potem pak puis luego "
-    "el los las una él ella ellos nosotros yo pero cuando lo gli uno lui lei loro noi io questo questa ma "
-    "os um uma ele ela eles nós eu isto mas de het een hij zij ze wij ik dat dit maar depois poi apoi después "
-    "он она они оно мы я вы это но в на по после потом ona ono oni ale bu bir ama sonra ο η το οι τα μετά".split()
+    "what der die das ein eine er sie es wir ich ihr du dies diese dieser dann aber und wenn im am auf le la les un "
+    "une il elle ils elles nous je vous ce cette ces mais et dans then potem pak puis luego el los las una él ella "
+    "ellos nosotros yo pero cuando lo gli uno lui lei loro noi io questo questa ma os um uma ele ela eles nós eu isto "
+    "mas de het een hij zij ze wij ik dat dit maar depois poi apoi después он она они оно мы я вы это но в на по "
+    "после потом ona ono oni ale bu bir ama sonra ο η το οι τα μετά".split()
 )
 NUMBER_SIGNS = frozenset("§$€£¥+#№")
 # German ordinals: "der 2. Weltkrieg", "am 3. Mai"; but "Er ist 12. Sie ist 10."
@@ -611,23 +611,23 @@ def is_sentence_end(line: str, start: int, match: re.Match[str], is_cased: bool)
         return not (match["closes"] and PARTICLE.match(line, following))
     last = LAST_WORDS.search(before)
     if not match["space"]:
+        if match["mark"][-1] in "!?" and "「" <= line[following] <= "\u9fff":  # Japanese: そう!?はい。
+            return not (match["closing"] and PARTICLE.match(line, following))
         after = AFTER_GLUED.match(line, following)
         return is_cased and last is not None and after is not None and may_be_glued(last["word"], after[0])
     if is_lower and (is_cased or match["closing"]):  # "Nein!" sagte er
         return False
     if match["mark"] in ("...", "…"):  # between spaces it stands for words that are left out, as after Persian's "and"
         return line[match.start() - 1] not in ALL_WHITE_SPACE and not (last and last["word"] == "و")
+    if match["mark"] == "." and NO_SENTENCE.match(line, match.end()):
+        return False
     if match["mark"] != "." or last is None:
         return True
-    if LAST_NUMBER.match(line, match.end()):
-        return False
     next_word = WORD.match(line, following)
     next_text = next_word[0] if next_word else line[following]
-    if last["word"].isdecimal() and next_text.isdecimal() and line.startswith(".", following + len(next_text)):
-        return False  # 2026. 11. 24.
-    is_initial = NEXT_INITIAL.match(line, following) is not None
-    indic = INDIC_INITIAL.search(before)
-    if indic and (is_initial or indic["begins"] is not None or indic["thai"]):
+    is_date = last["word"].isdecimal() and next_text.isdecimal() and line.startswith(".", following + len(next_text))
+    is_initial, indic = NEXT_INITIAL.match(line, following) is not None, INDIC_INITIAL.search(before)
+    if is_date or (indic and (is_initial or indic["begins"] is not None or indic["thai"])):
         return False
     is_unit = last["word"].islower() and UNIT.search(before) is not None
     return may_end_after(last["word"], last["before"] or "", "" if is_initial else next_text.lower(), is_unit, is_lower)

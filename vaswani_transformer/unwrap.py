@@ -17,10 +17,10 @@ BLOCK_TAG = rf"(?i:</?(?:{BLOCK_TAGS})(?![a-z0-9])[^<>]*>)"
 # A list item, heading, table, command, image, definition, field, speaker, row of columns, clause of a law or tag begins
 # a line of its own.
 NEW_LINE = re.compile(
-    r"""\s*(?:[-*+•‣◦·–—#|♪:]+\s|(?:\d{1,3}|[ivx]{2,4})[.)]\s|[A-Za-z]\)\s|\((?:\d{1,3}|[a-z]|[ivx]{2,4})\)\s|\||\$\s|>>>\s|\.\.?\s
+    r"""\s*(?:[-*+•‣◦·–—#|♪:]+\s|(?:\d{1,3}|[ivx]{2,4})[.)]\s|[^\W\d_]\)\s|\((?:\d{1,3}|[^\W\d_]|[ivx]{2,4})\)\s|\||\$\s|>>>\s|\.\.?\s
     |\[?!\[|\[[^\[\]]{1,100}\](?::\s|\s*\Z)|:\w[\w ]*:(?:\s|\Z)|[A-Z][A-Za-z-]{1,20}:\s|<[A-Za-z][\w-]{0,20}>\s|§
     |\\item\b|[・※①-⑳]|[0-9０-９一二三四五六七八九十]{1,3}[．、]|[（(][一二三四五六七八九十]{1,3}[）)]|第\S{1,4}[章节節条條]|[가-하]\.\s
-    |\[\w+:|\S.*(?:\s{3,}|\t)\S|<!--|"""
+    |\[\w+:|\S.*(?:\s{3,}|\t|\.{4,}\s)\S|<!--|"""
     rf"""{BLOCK_TAG})""",
     re.VERBOSE,
 )
@@ -44,10 +44,11 @@ CODE_FOLLOWS = re.compile(r"\A#{1,6}\s|:\s*\Z")  # a heading, or a colon
 FRONT_MATTER = {"---": ("---", "..."), "+++": ("+++",)}  # marks of its beginning and its end, in YAML and TOML
 FRONT_MATTER_KEY = re.compile(r"[\w-]+\s*[:=]")
 LONGEST_FRONT_MATTER = 200  # lines
-CODE_BLOCKS = {  # in HTML and LaTeX: what ends a block, and its first line
+CODE_BLOCKS = {  # in HTML, LaTeX and Markdown: what ends a block, and its first line
     "</{}>": re.compile(r"\s*<(pre|script|style)(?:\s[^<>]*)?>", re.IGNORECASE),
     r"\end{{{}}}": re.compile(r"\s*\\begin\{((?:verbatim|lstlisting|minted|equation|align|gather|tikzpicture)\*?)\}"),
     "-->": re.compile(r"\s*(<!--)"),
+    "$$": re.compile(r"\s*(\$\$)\s*\Z"),
 }
 DIRECTIVE = re.compile(
     r"\s*\.\.\s+(?:(?P<code>(?:code|code-block|sourcecode|highlight|raw|math|toctree)::)|[\w-]+::)"
@@ -185,7 +186,7 @@ def find_fence(line: str) -> Fence | None:
     if found and (marks := found["fence"] or found["tildes"]):
         return Fence(marks[0], len(marks), re.compile(closing_fence(marks).pattern + r"\Z"))
     for end, beginning in CODE_BLOCKS.items():
-        if (tag := beginning.match(line)) and (rest := end.format(tag[1])).lower() not in line.lower():
+        if (tag := beginning.match(line)) and (rest := end.format(tag[1])).lower() not in line[tag.end() :].lower():
             return Fence(tag[1].lower(), 1, re.compile(re.escape(rest), re.IGNORECASE))
     return None
 

@@ -62,7 +62,7 @@ const SEPARATOR = new RegExp(
 );
 const TABLE_ROW = new RegExp(`[ \\t>]{0,20}\\|[^${LINE_BREAKS}]*\\|[ \\t]*(?![^${LINE_BREAKS}])`, "uy");
 const BOUNDARY = new RegExp(
-  `(?<![.!?…])(?<mark>[.!?…]+)(?<closing>["'”’»›)\\]}“‘«*_\`${INVISIBLE}\\u200d\\u2600-\\u27bf\\u{1f000}-\\u{1faff}]*(?:</[A-Za-z][A-Za-z0-9:._-]{0,30}>)*(?:\\[[0-9]{1,3}\\])*(?:[ \\u00a0\\u202f]»(?=${WHITE}))?)` +
+  `(?<![.!?…])(?<mark>[.!?…]+)(?<closing>["'”’»›」』）)\\]}“‘«*_\`${INVISIBLE}\\u200d\\u2600-\\u27bf\\u{1f000}-\\u{1faff}]*(?:</[A-Za-z][A-Za-z0-9:._-]{0,30}>)*(?:\\[[0-9]{1,3}\\])*(?:[ \\u00a0\\u202f]»(?=${WHITE}))?)` +
     `(?<space>${WHITE}*)` +
     `|(?<full>(?!។ល។)[。！？｡।॥۔؟።፧፨։။។៕༎‼⁇⁈⁉]+[!?]*|།\\x20?།|(?<![0-9０-９])．(?![0-9A-Za-z０-９Ａ-Ｚａ-ｚ])|(?<=[\\u0370-\\u03ff\\u1f00-\\u1fff])[;\\u037e](?=${WHITE})` +
     `|(?<=[\\u0561-\\u0587]):(?=${WHITE}))(?<closes>[」』）”’»)"'*_]*)(?<gap>${WHITE}*)`,
@@ -90,7 +90,7 @@ const LAST_WORDS = new RegExp(
   `(?:(?<before>[\\p{L}_\\p{Nl}\\p{No}]+|[=<>§€$£])(?:(?!${WORD}|${WHITE}|,).)*${WHITE}+)?["'“‘„«‹(\\[*_]*(?<word>(?:(?!${WHITE}|[(\\[“„«]).)+)$`,
   "su",
 );
-const LAST_NUMBER = new RegExp(`[0-9]{1,4}[.!?)\\]"”»${WHITE_SPACE}]*$`, "uy");
+const NO_SENTENCE = new RegExp(`[0-9]{1,4}[.!?)\\]"”»${WHITE_SPACE}]*$|\\.(?:${WHITE}|$)`, "uy");
 const ABBREVIATION =
   /^(?!.+[rlрл].)(?!(?:m?h*m+|p?s+h+|ps+t|tsk|тс+|[bg]rr+|p+ff+t?)$)[b-df-hj-np-tv-xzßçðþćčďđğģķĺļľłńņňñŕřśšşșţťțźżžβγδζθκλμνξπρσςτφχψбвгджзклмнпрстфхцчшщђћјљњџ]{2,5}$/u;
 const PLAIN = "[\\p{L}\\p{Nl}\\p{No}]";
@@ -435,6 +435,9 @@ function isSentenceEnd(line, start, match, isCased) {
   const last = previous.match(LAST_WORDS);
   const ahead = line.slice(following, following + 100);
   if (!space) {
+    if (/[!?]$/.test(mark) && /^[「-\u9fff]/u.test(ahead)) {
+      return !(closing && PARTICLE.test(line.slice(following, following + 8)));
+    }
     const after = ahead.match(AFTER_GLUED);
     return isCased && last !== null && after !== null && mayBeGlued(last.groups.word, after[0]);
   }
@@ -442,8 +445,8 @@ function isSentenceEnd(line, start, match, isCased) {
   if (mark === "..." || mark === "…") {
     return !new RegExp(`${WHITE}$`, "u").test(line.slice(0, match.index).slice(-1)) && last?.groups.word !== "و";
   }
+  if (mark === "." && search(NO_SENTENCE, line, match.index + match[0].length)) return false;
   if (mark !== "." || !last) return true;
-  if (search(LAST_NUMBER, line, match.index + match[0].length)) return false;
   const { word, before: wordBefore } = last.groups;
   const next = ahead.match(new RegExp(`^${WORD}+`, "u"))?.[0] ?? at(ahead, 0);
   if (/^\p{Nd}+$/u.test(word) && /^\p{Nd}+$/u.test(next) && ahead[next.length] === ".") return false;
