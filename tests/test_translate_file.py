@@ -276,6 +276,7 @@ WRAPPED = [
         "It is red, blue, green\nand 1,000 times, often,\nlight.",
         ["It is red, blue, green and 1,000 times, often, light."],
     ),
+    ("A <b\n>big</b\n> dog\nruns.", ["A <b >big</b > dog runs."]),
     ("A hat ....... 12\nA dog ...... 30", ["A hat ....... 12", "A dog ...... 30"]),
     ("(가) 하나\n나) 둘", ["(가) 하나", "나) 둘"]),
     ("Name\tSize\nA dog\tbig", ["Name\tSize", "A dog\tbig"]),

@@ -72,9 +72,9 @@ OPTION = re.compile(r"(?<!-)(?:--[a-z]|-[B-HJ-Zb-z](?![^\W_]|['’]))")
 EMPHASIS = "*_`~"
 CLOSES = {mark: re.compile(rf"[^{mark}]*(?<![{mark}{WHITE_SPACE}])\{mark}+(?![{mark}]|[^\W_])") for mark in EMPHASIS}
 OPENS = {mark: re.compile(rf"(?<![^\W_]|[{mark}])\{mark}+(?![{mark}{WHITE_SPACE}])[^{mark}]*\Z") for mark in EMPHASIS}
-# Tags around a sentence: of XML, HTML and subtitles (WebVTT, Advanced SubStation Alpha). Not </s>, the models' token.
+# Tags around a sentence: of XML, HTML and subtitles (WebVTT, Advanced SubStation Alpha). Not tokens such as </s>.
 TAG = re.compile(
-    r"</?(?!s>)[a-z][a-z0-9:._-]{0,30}(?:\x20[^<>]{0,200}=[^<>]{0,200})?\x20?/?>|<v\x20[^<>]{1,100}>|\{\\[^{}]{1,100}\}",
+    r"</?(?!(?:s|pad|unk)>)[a-z][a-z0-9:._-]{0,30}(?:\x20[^<>]{0,200}=[^<>]{0,200})?\x20?/?>|<v\x20[^<>]{1,99}>|\{\\[^{}]{1,99}\}",
     re.IGNORECASE,
 )
 # The number or box of an item of a list, or the number of a note, which a model may take for a numeral: "2. Dogs run."

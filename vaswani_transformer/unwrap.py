@@ -253,7 +253,7 @@ def join_paragraphs(block: list[str], width: int) -> Iterator[str]:
     paragraph, before, quote_before = "", "", ""
     are_timed = TIME.match(block[0])
     for line, is_code in zip(block, find_code(block), strict=True):
-        quote = QUOTE.match(line)[0]  # pyright: ignore[reportOptionalSubscript]
+        quote = "" if re.search(r"<[A-Za-z/!][^<>]*\Z", before) else QUOTE.match(line)[0]  # pyright: ignore
         text = line[len(quote) :]
         follows_sentence = before.rstrip().endswith((".", ";", ":"))
         is_item = NEW_LINE.match(text) or ((are_timed or follows_sentence) and TIME.match(text))
