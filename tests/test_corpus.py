@@ -432,7 +432,8 @@ def test_a_corpus_without_usable_pairs_is_refused(tmp_path, load, lines, message
         ('{"translation": {"en": ["a"], "de": "b"}}', r"line 2: 'en' is list"),
         ('{"translation": {"en": "a", "de": "b"', r"line 2: not JSON"),
         ('{"translation": {"en": "a", "de": "\\ud800"}}', r"line 2: 'de': the lone surrogate '\\ud800' at character 1"),
-        ('["a", "b"]', r"line 2: must be {\"translation\": {...}}, found list"),
+        ('["a", "b"]', r"line 2: must be {\"translation\": {...}}, found list; write one object"),
+        ("[", r"line 2: not JSON \(Expecting value: column 2.*; write one object on each line; of an array: jq"),
     ],
 )
 def test_json_errors_name_line_and_key(tmp_path, load, line, message):

@@ -171,6 +171,24 @@ def test_no_column_is_taken_for_another(read, content, message):
         read("p.tsv", content)
 
 
+@pytest.mark.parametrize("header", ["Language 1,Language 2", "lang_a,lang_b", "text.en,text.fr", "segment-a,segment-b"])
+def test_labels_without_the_languages_are_no_pair(read, header):
+    with pytest.raises(InputError, match="p.csv line 1: no column '(en|de)'; columns: "):
+        read("p.csv", f"{header}\nA man.,Ein Mann.\n")
+
+
+@pytest.mark.parametrize("row", ["{code}\t{en}\t{de}", "eng\t{en}\tdeu\t{de}", "{en}\t{code}\t{de}"])
+def test_codes_of_letters_are_no_text(read, row):
+    """Though each has a form that a word may have, a column of one word beside sentences is none."""
+    rows = [
+        row.format(code=code, en="Two dogs run.", de=f"Zwei Hunde {code}.") for code in ("abc", "fad", "ab1", "c", "d")
+    ]
+    with pytest.raises(InputError, match="p.tsv: column [12] has no text .*; name the columns in a first line"):
+        read("p.tsv", "\n".join(rows))
+    words = [("no", "nein"), ("dog", "Hund"), ("ant", "Ameise"), ("a", "ein"), ("by", "von der Seite her")]
+    assert read("p.tsv", "".join(f"{en}\t{de}\tA1\n" for en, de in words)) == words
+
+
 def test_the_header_of_joined_tables_is_no_pair(report, tmp_path):
     (tmp_path / "p.tsv").write_text("en\tde\na b\tc d\nen\tde\ne f\tg h\n")
     said = report("p.tsv")
@@ -266,7 +284,16 @@ def test_a_number_in_a_dataset_is_no_empty_text(tmp_path):
         read_sentences(open_texts(recipe, ["train"]))
 
 
-@pytest.mark.parametrize("keys", [("English", "DE"), ("source", "target"), ("src", "tgt"), ("text_en", "text_de")])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("English", "DE"),
+        ("source", "target"),
+        ("src", "tgt"),
+        ("text_en", "text_de"),
+        ("translation.en", "translation.de"),
+    ],
+)
 def test_keys_and_columns_may_be_names_of_languages_or_roles(tmp_path, read, keys):
     rows = [dict(zip(keys, pair, strict=True)) for pair in PAIRS]
     assert read("p.jsonl", "".join(json.dumps(row) + "\n" for row in rows)) == PAIRS
@@ -304,6 +331,23 @@ def test_compressed_text_without_its_suffix_is_named(read, compress, kind):
     for name in ("p.tsv", "p.csv", "p.jsonl"):
         with pytest.raises(InputError, match=f"{name} is compressed by {kind}; decompress it"):
             read(name, compress(b"en\tde\na b\tc d\n"))
+
+
+@pytest.mark.parametrize(
+    ("start", "kind"),
+    [(b"PK\3\4", "a workbook or a zip archive"), (b"\xd0\xcf\x11\xe0", "a workbook"), (b"PAR1", "Parquet")],
+)
+def test_a_file_that_is_no_text_is_named(read, start, kind):
+    with pytest.raises(InputError, match=f"p.csv is {kind}, not text; export it as CSV in UTF-8"):
+        read("p.csv", start + b"\0\0\n\xff")
+
+
+@pytest.mark.parametrize("name", ["p.tsv", "p.csv", "p.jsonl", "p.csv.gz"])
+def test_carriage_returns_alone_end_no_line(read, name):
+    with pytest.raises(InputError, match=f"{name} has 2 carriage returns and no line feed; convert it: tr"):
+        read(name, "en,de\ra b,c d\re f,g h\r")
+    if "csv" in name:  # inside a text, they are white space as in other formats
+        assert read(name, "en,de\r\na\rb,c d\n") == [("a b", "c d")]
 
 
 def test_copies_of_the_source_are_reported(tmp_path):
@@ -412,6 +456,7 @@ def test_a_translation_memory_is_read(read, name):
          "The <b>big</b> dog."),
         ('<ph x="1">&lt;img/&gt;</ph>Start', "Start", "<img/>Start"),
         ('one<ph x="1">&lt;br/&gt;</ph>two', "one two", "one<br/>two"),
+        ("one<br/>two <x/>three", "one two three", "one two three"),
         ('You have <ph>%d</ph> messages.', "You have messages.", "You have %d messages."),
         ('Elephants<ph type="fnote">{\\footnote <sub>An <hi>animal</hi>.</sub>}</ph>.', "Elephants.",
          "Elephants{\\footnote An animal.}."),

@@ -62,12 +62,12 @@ def is_copied(piece: str) -> Any:
 
 def test_texts_of_many_languages_are_cut_at_sentence_ends_only() -> None:
     """The full stop of an abbreviation is sometimes also that of the sentence, so a few cases may differ."""
-    assert len(CASES) > 12 and len(EXAMPLES) > 300
+    assert len(CASES) > 50 and len(EXAMPLES) > 800
     expected = [[piece for piece in pieces if not is_copied(piece)] for pieces in EXAMPLES]
     wrong = [
         (found, want) for text, want in zip(EXAMPLE_TEXTS, expected, strict=True) if (found := sentences(text)) != want
     ]
-    assert len(wrong) <= len(EXAMPLES) // 100, wrong
+    assert len(wrong) <= len(EXAMPLES) // 300, wrong
 
 
 @pytest.mark.parametrize("text", ["www.Example.com", "README.md", "U.S.A.", "3.14", "Node.Js", "a.B.c", "z.B. Two"])
@@ -227,7 +227,8 @@ def page_texts() -> list[str]:
     )
     pieces += "der Mai \n \r\n \u3000 \" ' “ ” „ » ( ) - 🙂 𝒜 "
     pieces += "<i> </i> {\\an8} [x] (a) II. ii) ~~~ ```` ` _ ~ \\ --a -o -I www.a.b /a/b ![a](b) a@b.de 00:01,500 --> "
-    pieces += "． ５ \ue000 § <!-- --> Tel str by |a |a| > WEBVTT $ <img> [a]: //b ~~~~\n [!N]"
+    pieces += "． ５ \ue000 § <!-- --> Tel str by |a |a| > WEBVTT $ <img> [a]: //b ~~~~\n [!N] "
+    pieces += "எம். ஜி. है. हा. 5 г. km. Płk. trh. 5. 3. = 1️⃣ 😀 .👍 <g id='1'> </g> <x/> იყო. ดร. ”他说。 ។ល។ །"
     choices = [*pieces.split(" "), " ", " ", " ", ". "]
     texts = list(EXAMPLE_TEXTS)
     texts += ["".join(generator.choices(choices, k=generator.randrange(40))) for _ in range(1000)]

@@ -31,8 +31,8 @@ NAMES = {
 CODES = {name: code for code, names in NAMES.items() for name in (code, *names.split())}
 
 
-# What the labels of columns add to a language or a role: text_de, "German sentence", source_text
-WORDS = re.compile(r"^(?:text|sentence|segment)[ _.-]+|[ _.-]+(?:text|sentence|segment)$", re.IGNORECASE)
+# What the labels of columns add to a language or a role: text_de, translation.de, "German sentence", source_text
+WORDS = re.compile(r"^(?:text|sentence|segment|translation)[ _.-]+|[ _.-]+(?:text|sentence|segment)$", re.IGNORECASE)
 ROLES = (("source", "src"), ("target", "tgt", "trg"))
 LANGUAGE_OF_ROLE = re.compile(r"(source|src|target|tgt|trg)[ _.-]?(?:lang|language)", re.IGNORECASE)
 

@@ -13,7 +13,7 @@ from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.files import files_sha256
 from vaswani_transformer.lines import (
     BYTE_ORDER_MARK,
-    UTF_16_MARKS,
+    check_first_line,
     check_unicode,
     decode_line,
     open_text,
@@ -29,6 +29,7 @@ from .tmx import read_units
 
 CHUNK = 8192  # pairs in memory at a time; a corpus' sha256 depends on it
 COMPRESSED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"BZh91AY&SY": "bzip2"}  # by magic
+BINARY = {b"PK\3\4": "a workbook or a zip archive", b"\xd0\xcf\x11\xe0": "a workbook", b"PAR1": "Parquet"}
 HELD_OUT_EVERY, HELD_OUT_MOST = 50, 2000  # pairs, if there is no validation text
 
 
@@ -221,6 +222,9 @@ def open_jsonl(settings: TextSettings, name: str) -> ParallelText:
     return ParallelText(name, lambda: _chunks(read_pairs()), lambda: f"{files_sha256(path)} {settings.languages}")
 
 
+JSON_LINES = "write one object on each line; of an array: jq -c '.[]'"
+
+
 def _parse_line(line: str, place: str) -> dict[str, Any]:
     """Return the object of a line of JSON, or the one inside its "translation"; {} for a blank line or null."""
     if not line.strip():
@@ -228,11 +232,12 @@ def _parse_line(line: str, place: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{place}: not JSON ({error})") from error
+        problem = str(error).replace("line 1 column", "column")  # of the JSON
+        raise InputError(f"{place}: not JSON ({problem}); {JSON_LINES}") from error
     if isinstance(record, dict) and isinstance(record.get("translation"), dict | None):
         record = record.get("translation", record)
     if not isinstance(record, dict | None):
-        raise InputError(f'{place}: must be {{"translation": {{...}}}}, found {type(record).__name__}')
+        raise InputError(f'{place}: must be {{"translation": {{...}}}}, found {type(record).__name__}; {JSON_LINES}')
     return record or {}
 
 
@@ -294,12 +299,13 @@ def _blocks(path: Path) -> Iterator[list[str]]:
         lines = split_lines(file, str(path))
         while block := list(islice(lines, CHUNK)):
             if read == 0:
-                if block[0].startswith(UTF_16_MARKS) or block[0].count(0) > len(block[0]) // 4:
-                    raise InputError(f"{path} line 1: not UTF-8, looks like UTF-16; convert it with iconv")
+                if kind := next((BINARY[mark] for mark in BINARY if block[0].startswith(mark)), None):
+                    raise InputError(f"{path} is {kind}, not text; export it as CSV in UTF-8, or as JSON lines")
                 if kind := next((COMPRESSED[mark] for mark in COMPRESSED if block[0].startswith(mark)), None):
                     raise InputError(
                         f"{path} is compressed by {kind}; decompress it, or compress it by gzip as NAME.gz"
                     )
+                check_first_line(block[0], str(path))
                 block[0] = block[0].removeprefix(BYTE_ORDER_MARK)
             try:
                 yield b"".join(block).decode("utf-8").split("\n")[: len(block)]

@@ -18,8 +18,8 @@ Row = tuple[int, list[str]]  # the number of its first line, and its cells
 QUOTED_CELL = rb'"(?:[^"]|"")*"'
 QUOTED_ROW = re.compile(rb'(?:[^"\t]*|%b)(?:\t(?:[^"\t]*|%b))*' % (QUOTED_CELL, QUOTED_CELL))
 NEEDS_QUOTES = re.compile(rb'(?:^|\t)"(?:[^"]|"")*?(?:""|[\t\r\n])')
-# Labels of columns that are no language: blank, `unnamed: 0` or words such as `id`, `score` and `text_a`.
-LABEL = re.compile(r"unnamed: 0||[a-z][a-z0-9_]+")
+# Labels of columns that are no language: blank, `unnamed: 0` or words such as `id`, `score`, `text_a` and `Text 1`.
+LABEL = re.compile(r"unnamed: 0||[a-z][a-z0-9_.-]*[a-z0-9_](?: \d+)?")
 # Numbers, ids, scores and addresses: a word of ASCII with a digit, or an address.
 NO_TEXT = re.compile(r"[!-~]*(?:\d|://)[!-~]*")
 EXCEL_DELIMITER = re.compile("sep=.?", re.IGNORECASE)  # the first line of some CSV files, which Excel reads
@@ -45,7 +45,10 @@ def read_rows(lines: Iterable[str], path: Path, delimiter: str, quoted: bool) ->
         yield from ((number, line.split(delimiter)) for number, line in enumerate(lines, start=1))
         return
     rows = csv.reader(
-        (line.removesuffix("\r") + "\n" for line in lines), delimiter=delimiter, strict=True, skipinitialspace=True
+        (line.removesuffix("\r").replace("\r", " ") + "\n" for line in lines),
+        delimiter=delimiter,
+        strict=True,
+        skipinitialspace=True,
     )
     number = 1
     try:
@@ -83,8 +86,10 @@ def describe_table(rows: Iterable[Row], languages: tuple[str, str], path: Path, 
     if len(labels) < 2:
         raise InputError(f"{path} line {line}: {len(labels)} columns, expected source{_show(delimiter)}target")
     others = [cells for _, cells in rows[1:]]
-    repeated = others != [] and first[:2] == others[0][:2]  # columns of languages: eng, deu, source, target
-    if not repeated and (columns := find_columns(labels, languages)) is not None:
+    columns = find_columns(labels, languages)
+    places = columns.texts if columns else (0, 1)
+    repeated = others != [] and all(first[place : place + 1] == others[0][place : place + 1] for place in places)
+    if columns is not None and not repeated:  # repeated: the columns name languages, as in eng, deu, source, target
         for position in columns.texts:
             if labels.count(labels[position]) > 1:
                 raise InputError(f"{path} line {line}: two columns are called {labels[position]}; rename one of them")
@@ -107,13 +112,18 @@ def describe_table(rows: Iterable[Row], languages: tuple[str, str], path: Path, 
 
 
 def _find_column_without_text(samples: list[list[str]], may_repeat: bool) -> int | None:
-    """Return the first column with nothing but numbers, ids and languages, or else with a few words that return.
+    """Return the first column with nothing but numbers, ids, codes and languages, or else with a few words that return.
 
     samples: some cells of each column;  may_repeat: whether a text may consist of a few words
     """
     for column, cells in enumerate(samples):
         if all(not cell or NO_TEXT.fullmatch(cell) or is_language(cell) for cell in cells):
             return column
+    if not may_repeat and len(samples[0]) > 4:
+        words = [sum(map(len, map(str.split, cells))) / len(cells) for cells in samples]
+        for column, cells in enumerate(samples):  # codes of letters beside sentences
+            if words[1 - column] > 2 and all(re.fullmatch("[!-~]*", cell) for cell in cells):
+                return column
     for column, cells in enumerate(samples):
         if not may_repeat and len(cells) > 2 and 10 * len(set(cells)) <= max(10, len(cells)):
             return column

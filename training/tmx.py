@@ -15,6 +15,7 @@ from vaswani_transformer.lines import LONGEST_LINE, open_text
 # Elements that hold formatting codes of the translated document, and texts inside them such as footnotes (`sub`), which
 # have units of their own. `hi` only marks a part of the text.
 CODES = frozenset(("bpt", "ept", "ph", "it", "ut"))
+PLACES = frozenset(("br", "lb", "x"))  # of HTML, TEI and XLIFF, which some programs leave in segments
 DROPPED = "\0"  # stands for a dropped code; XML cannot contain it
 BLOCK = 1 << 16
 
@@ -87,6 +88,9 @@ class _Parser:
             if not self.open_codes:
                 self.segment.append(DROPPED if name == "ph" else "")
             self.open_codes += 1
+
+        elif name in PLACES and self.segment is not None and not self.open_codes:
+            self.segment.append(DROPPED)
 
     def end(self, name: str) -> None:
         if name == "tu" and self.unit is not None:

@@ -28,17 +28,25 @@ LONGEST_LINE = 20_000_000
 def decode_line(raw: bytes, name: str, number: int) -> str:
     """Decode line `number` (from 1) of the file `name`. Raises InputError naming the line and the byte's column."""
     if number == 1:
+        check_first_line(raw, name)
         raw = raw.removeprefix(BYTE_ORDER_MARK)
     raw = raw.removesuffix(b"\n").removesuffix(b"\r")
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        is_utf_16 = number == 1 and raw.startswith(UTF_16_MARKS)
-        encoding, names = ("UTF-16", "UTF-16") if is_utf_16 else ("CP1252", "CP1252 or Latin-1")
         raise InputError(
             f"{name} line {number}: byte 0x{raw[error.start]:02x} at column {error.start + 1} is not UTF-8; "
-            f"if the file is {names}, convert it: iconv -f {encoding} -t UTF-8"
+            "if the file is CP1252 or Latin-1, convert it: iconv -f CP1252 -t UTF-8"
         ) from None
+
+
+def check_first_line(raw: bytes, name: str) -> None:
+    """Raise InputError if the first line of the file `name` is UTF-16, or has the line ends of old Macs and is all."""
+    if raw.startswith(UTF_16_MARKS) or raw.count(0) > max(1, len(raw) // 4):
+        raise InputError(f"{name} line 1: not UTF-8, looks like UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
+    returns = raw.rstrip(b"\r").count(b"\r")
+    if returns and not raw.endswith(b"\n"):
+        raise InputError(f"{name} has {returns} carriage returns and no line feed; convert it: tr '\\r' '\\n'")
 
 
 def check_file(path: str | Path) -> Path:
@@ -62,7 +70,10 @@ def open_text(path: Path) -> Iterator[BinaryIO]:
     except PermissionError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BrokenFileError(f"{path} is not a complete gzip file ({error}); download or copy it again") from None
+        problem = error.args[0]  # without the name that str(error) has
+        raise BrokenFileError(
+            f"{path} is not a complete gzip file ({problem}); copy it again, or rename it if it is plain text"
+        ) from None
 
 
 def split_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
@@ -110,7 +121,7 @@ def read_arriving_lines(most: int) -> Iterator[list[str]]:
             *complete, rest = (rest + part).split(b"\n")
             for raw in complete:
                 number += 1
-                lines.append(decode_line(raw, "stdin", number))
+                lines.append(decode_line(raw + b"\n", "stdin", number))
                 if len(lines) == most:
                     yield lines
                     lines = []

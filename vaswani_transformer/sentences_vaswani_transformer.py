@@ -63,7 +63,7 @@ STEPS = [(re.compile(pattern), replacement) for pattern, replacement in CLEANING
 UNCLEAN = re.compile(f"[{INVISIBLE}{JOINERS}]|(?! )[{WHITE_SPACE}]|  |\\A | \\Z")
 # Symbols at the ends of a sentence that are copied: bullets (Word's are private characters), rules, markup, emoji.
 SYMBOLS = re.compile(
-    "[#*+\\-‐-―−=~|•‣◦⁃·_`^\u2190-\u21ff\u2300-\u2bff\u20e3\ue000-\uf8ff\U0001f000-\U0001faff"
+    "[#*+\\-‐-―−=~|•‣◦⁃·\u30fb\uff65※〜～_`^\u2190-\u21ff\u2300-\u2bff\u20e3\ue000-\uf8ff\U0001f000-\U0001faff"
     f"{WHITE_SPACE}{INVISIBLE}{JOINERS}]"
 )
 # An option of a command begins with no bullet: "-o FILE" and "--help", but "-I am here" and "-first item".
@@ -72,15 +72,15 @@ OPTION = re.compile(r"(?<!-)(?:--[a-z]|-[B-HJ-Zb-z](?![^\W_]|['’]))")
 EMPHASIS = "*_`~"
 CLOSES = {mark: re.compile(rf"[^{mark}]*(?<![{mark}{WHITE_SPACE}])\{mark}+(?![{mark}]|[^\W_])") for mark in EMPHASIS}
 OPENS = {mark: re.compile(rf"(?<![^\W_]|[{mark}])\{mark}+(?![{mark}{WHITE_SPACE}])[^{mark}]*\Z") for mark in EMPHASIS}
-# Tags around a sentence: of HTML and subtitles (WebVTT, Advanced SubStation Alpha). Not <s>: models have a token </s>.
+# Tags around a sentence: of XML, HTML and subtitles (WebVTT, Advanced SubStation Alpha). Not tokens such as </s>.
 TAG = re.compile(
-    r"</?(?:[ibu]|em|strong|span|font|small|big|tt|code|[cv](?:\.[a-z.]{1,30})?)(?:\x20[^<>]{0,200})?>|\{\\[^{}]{1,100}\}",
+    r"</?(?!(?:s|pad|unk)>)[a-z][a-z0-9:._-]{0,30}(?:\x20[^<>]{0,200}=[^<>]{0,200})?\x20?/?>|<v\x20[^<>]{1,99}>|\{\\[^{}]{1,99}\}",
     re.IGNORECASE,
 )
 # The number or box of an item of a list, or the number of a note, which a model may take for a numeral: "2. Dogs run."
 ITEM_NUMBER = re.compile(
     r"(?:[0-9]{1,3}[.)]|[A-Za-z]\)|(?:[ivx]{2,6}|[IVX]{2,6})[.)]|\((?:[0-9]{1,3}|[A-Za-z]|[ivx]{2,6}|[IVX]{2,6})\)"
-    rf"|\[[\x20xX]\]|\[(?:[0-9]{{1,3}}|\^[A-Za-z0-9_-]{{1,30}})\]:?)[{WHITE_SPACE}]+"
+    rf"|\[[\x20xX]\]|\[(?:[0-9]{{1,3}}|\^[A-Za-z0-9_-]{{1,30}})\]:?)[{WHITE_SPACE}]+|[0-9]\ufe0f?\u20e3[{WHITE_SPACE}]*"
 )
 # Parts that are copied though they have letters: an address, also with a label; a path; in Markdown, images and the
 # title of a box of GitHub.
@@ -200,25 +200,26 @@ SEPARATOR = re.compile(
 )
 ONE_LINE_BREAK = re.compile("\r\n|.", re.DOTALL)
 TABLE_ROW = re.compile(rf"[ \t>]{{0,20}}\|[^{LINE_BREAKS}]*\|[ \t]*(?![^{LINE_BREAKS}])")
-# A possible end of a sentence: punctuation, with the quotes, brackets, asterisks, tags and numbers of notes that close
-# after it. The lookbehinds keep long runs of one character linear. The second line has full stops that need no space
-# after them: of Chinese, Japanese, Hindi, Urdu, Amharic, Armenian, Burmese and Khmer, and Arabic's question mark; and
-# the question mark of Greek and the full stop of Armenian where they are typed as ; and :
+# A possible end of a sentence: punctuation, with the quotes, brackets, asterisks, emoji, tags and numbers of notes that
+# close after it. The lookbehinds keep long runs of one character linear. Then full stops that need no space after them:
+# of Chinese, Japanese, Hindi, Urdu, Amharic, Armenian, Burmese, Khmer and Tibetan, and Arabic's question mark; and the
+# question mark of Greek and the full stop of Armenian where they are typed as ; and :
 BOUNDARY = re.compile(
     rf"""(?<![.!?…])(?P<mark>[.!?…]+)
-        (?P<closing>[\"'”’»›)\]}}“‘«*_`{INVISIBLE}]*(?:</[A-Za-z]{{1,8}}>)*(?:\[[0-9]{{1,3}}\])*(?:[\x20\xa0\u202f]»(?=[{WHITE_SPACE}]))?)
+        (?P<closing>[\"'”’»›」』）)\]}}“‘«*_`{INVISIBLE}\u200d\u2600-\u27bf\U0001f000-\U0001faff]*(?:</[A-Za-z][A-Za-z0-9:._-]{{0,30}}>)*
+            (?:\[[0-9]{{1,3}}\])*(?:[\x20\xa0\u202f]»(?=[{WHITE_SPACE}]))?)
         (?P<space>[{WHITE_SPACE}]*)
-    |(?P<full>[。！？｡।॥۔؟።፧፨։။។៕‼⁇⁈⁉]+[!?]*|(?<![0-9０-９])．(?![0-9A-Za-z０-９Ａ-Ｚａ-ｚ])
+    |(?P<full>(?!។ល។)[。！？｡।॥۔؟።፧፨։။។៕༎‼⁇⁈⁉]+[!?]*|།\x20?།|(?<![0-9０-９])．(?![0-9A-Za-z０-９Ａ-Ｚａ-ｚ])
         |(?<=[\u0370-\u03ff\u1f00-\u1fff])[;\u037e](?=[{WHITE_SPACE}])
         |(?<=[\u0561-\u0587]):(?=[{WHITE_SPACE}]))
         (?P<closes>[」』）”’»)\"'*_]*)(?P<gap>[{WHITE_SPACE}]*)""",
     re.VERBOSE,
 )
-# Japanese quotes go on with a particle: 「はい。」と言った。
-PARTICLE = re.compile("[とっのがはをもに]")
+# Quotes go on with a particle in Japanese, 「はい。」と言った。, and with the speaker in Chinese: “好！”他说。
+PARTICLE = re.compile("[とっのがはをもに]|[\u4e00-\u9fff]{0,5}(?<!知)[说道问答喊叫說問][。，：！]")
 # Urdu's full stop also joins the letters of abbreviations: پی۔ایچ۔ڈی
 SHORT_URDU = re.compile("(?<![\u0600-\u06d3\u06d5-\u06ff])[\u0600-\u06d3\u06d5-\u06ff]{1,3}\\Z")
-URDU_VERBS = frozenset("ہے ہیں تھا تھی تھے گا گی گے ہوں ہو".split())
+URDU_VERBS = frozenset("ہے ہیں تھا تھی تھے گا گی گے ہوں ہو گیا گئی گئے دیا لیا آیا آئی ہوا ہوئی".split())
 LETTER_OR_DIGIT = re.compile(r"[^\W_]")
 LETTER = re.compile(r"[^\W\d_]")
 WORD = re.compile(r"\w+")
@@ -226,7 +227,7 @@ WORD = re.compile(r"\w+")
 CUTS = (
     (
         re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\ |\Z)|[。！？｡।॥۔؟።፧։]+[」』）]*"),
-        re.compile(r"[;:,،؛][\"'”’»)\]]*(?=\ )|[，、；：፣]|\ [–—-](?=\ )"),
+        re.compile(r"[;:,،؛][\"'”’»)\]]*(?=\ )|[，、；：፣།]|\ [–—-](?=\ )"),
     ),
     (
         re.compile(
@@ -247,9 +248,25 @@ SPACED_END = re.compile(r"(?:[.!?]|(?<!…)…)[\"'”’»)\]“‘«]*\Z")
 OPENING = "\"'“‘„«»‹›([{¿¡*_`-–— \xa0\u202f"
 # The last word in front of a full stop, and the word before that one.
 LAST_WORDS = re.compile(
-    rf"(?:(?P<before>[^\W\d]+)[^\w{WHITE_SPACE}]*[{WHITE_SPACE}]+)?[\"'“‘„«‹(\[*_]*(?P<word>[^{WHITE_SPACE}]+)\Z"
+    rf"(?:(?P<before>[^\W\d]+|[=<>§€$£])[^\w{WHITE_SPACE},]*[{WHITE_SPACE}]+)?[\"'“‘„«‹(\[*_]*(?P<word>[^{WHITE_SPACE}(\[“„«]+)\Z"
 )
-
+# No sentence begins with a number that ends the line, "Viz obr. 3.", or a dot of " . . ."
+NO_SENTENCE = re.compile(rf"[0-9]{{1,4}}[.!?)\]\"”»{WHITE_SPACE}]*\Z|\.(?:[{WHITE_SPACE}]|\Z)")
+# A word without a vowel abbreviates another one: kb, płk, Sv, гр. In Slavic languages, r and l may be vowels: trh, vlk.
+ABBREVIATION = re.compile(
+    r"(?!.+[rlрл].)(?!(?:m?h*m+|p?s+h+|ps+t|tsk|тс+|[bg]rr+|p+ff+t?)\Z)"  # no interjection
+    "[b-df-hj-np-tv-xzßçðþćčďđğģķĺļľłńņňñŕřśšşșţťțźżžβγδζθκλμνξπρσςτφχψбвгджзклмнпрстфхцчшщђћјљњџ]{2,5}"
+)
+# What has a number in front, and a long word or two before that: "1799 г." ends no sentence that begins with it.
+UNIT = re.compile(rf"[^\W\d_](?:[^\W\d_]{{2}}|[{WHITE_SPACE}][^\W\d_]).*[0-9][{WHITE_SPACE}]?[^\W\d_]{{1,5}}\Z")
+# In India's scripts, initials are the names of letters: एम. के. गांधी. So is a short first word. A Thai "." ends nothing.
+INDIC = "\u0900-\u0dff"
+SHORT_INDIC = rf"(?:(?=[^\W\d_])[{INDIC}](?:(?![^\W\d_])[{INDIC}])*){{1,2}}"
+INDIC_INITIAL = re.compile(
+    rf"(?:(?P<begins>\A|(?<![{INDIC}]){SHORT_INDIC}\.[{WHITE_SPACE}]*)|)(?<![{INDIC}])"
+    rf"(?!(?:हा|ना|हो|ஆம்|હા|ના)[\u0901\u0902]?\Z){SHORT_INDIC}\Z|(?P<thai>[\u0e00-\u0e7f]\Z)"
+)
+NEXT_INITIAL = re.compile(rf"(?:[^\W\d_]|{SHORT_INDIC})\.")
 ACRONYM = re.compile(r"[^\W\d]{1,2}(\.[^\W\d]{1,2})+")  # U.S, p.m, Ph.D, but not a file such as a.out
 # "bike.Two dogs": a word or a year in front of the full stop, and a capitalised word that ends at a space or
 # punctuation after it.
@@ -262,30 +279,29 @@ NAME_ENDS = frozenset("com net org edu gov io js ts py md txt csv html xml json 
 # BEFORE_A_NUMBER a number; MAYBE_LAST may end a sentence.
 NEVER_LAST = frozenset(
     "mr mrs ms dr prof rev hon gen col maj capt lt sgt gov sen rep messrs adm cmdr vs cf approx e.g i.e viz "
-    "hr hrn fr frl fa dipl ing bzw ca vgl evtl ggf inkl exkl zzgl bspw sog z.b d.h v.a z.t i.d.r "
-    "m mm mme mmes mlle mlles mgr p.ex sra srta dra dña ud uds p.ej sig sigg dott avv exmo exma srs "
-    "dhr mevr mw drs bijv d.w.z m.b.t i.v.m t.ex bl.a s.k "
-    "incl excl esp mt insb einschl ehem ad.es c.-à-d "
-    "ул им проф акад т.е т.к см просп тов np tzn tzw inż ul např tzv mudr örn bkz π.χ κ δρ डॉ".split()
+    "hr hrn fr frl fa dipl ing bzw ca vgl evtl ggf inkl exkl zzgl bspw sog z.b d.h v.a z.t i.d.r Geb Stellv "
+    "m mm mme mmes mlle mlles mgr p.ex sra srta dra dña ud uds p.ej sig sigg dott avv exmo exma srs Avda Lic Fdo "
+    "dhr mevr mw drs bijv d.w.z m.b.t i.v.m t.ex bl.a s.k incl excl esp mt insb einschl ehem ad.es c.-à-d ths "
+    "ул им проф акад т.е т.к см просп тов tzn inż ul οδ nám esim ún ifj yakl örn bkz π.χ κ δρ f.eks npr вул напр "
+    "Al Cad Cia Dl Dna Doc Doç Eng Id Ir Jl Napr Ob Profa Sta Sto tp ts pgs डॉ डा पं श्री ডা মো ਡਾ ડૉ டாக்டர் డా იხ".split()
 )
 BEFORE_A_NUMBER = frozenset(
-    "no nos nr nrn fig figs abb p pp s vol bd art abs kap ch chap sec eq tab n núm pag pág págs blz str č "
-    "max min mind para paras tel tél réf fax kl tlf godz тел "
-    "рис стр гл σελ jan feb mar apr jun jul aug sep sept oct okt nov dec dez".split()
+    "no nos nr nrn fig figs abb p pp s vol bd art abs kap ch chap sec eq tab n núm pag pág págs blz str č ust odst puh "
+    "max min mind para paras tel tél réf fax kl tlf godz тел obr rys rozdz κεφ αρ табл буд ap séc hlm pàg lk ok रु રૂ "
+    "ரூ рис стр гл σελ jan feb mar apr jun jul aug sep sept oct okt nov dec dez".split()
 )
 MAYBE_LAST = frozenset(
-    "ft ff ed eds tues thurs std jh mio mrd "
-    "etc usw usf st str ave jr sr inc ltd co corp bros dept est al u.a o.ä u.ä chr n.chr v.chr ecc enz aprox "
-    "т.д т.п др г гг itd itp atd apod osv vb κ.λπ κλπ".split()
+    "ff av ed eds tues thurs std jh mio mrd usw usf str ave inc co corp dept est al u.a o.ä u.ä chr n.chr v.chr".split()
 )
+ET_CETERA = frozenset("etc т.д т.п и.др κ.λπ κλπ κ.ά n.k v.v u.c t.t m.m o.l ა.შ atd vb stb dll".split())
 # An ambiguous full stop ends a sentence if the next word is one that often begins a sentence.
 STARTERS = frozenset(
     "the a an he she it they we i you this that these those there his her their my our in on at but and so if when "
-    "what der die das ein eine er sie es wir ich ihr du dies diese dieser dann aber und wenn im am auf "
-    "le la les un une il elle ils elles nous je vous ce cette ces mais et dans "
-    "el los las una él ella ellos nosotros yo pero cuando lo gli uno lui lei loro noi io questo questa ma "
-    "os um uma ele ela eles nós eu isto mas de het een hij zij ze wij ik dat dit maar "
-    "он она они оно мы я вы это но в на по после ona ono oni ale bu bir ama ο η το οι τα".split()
+    "what der die das ein eine er sie es wir ich ihr du dies diese dieser dann aber und wenn im am auf le la les un "
+    "une il elle ils elles nous je vous ce cette ces mais et dans then potem pak puis luego el los las una él ella "
+    "ellos nosotros yo pero cuando lo gli uno lui lei loro noi io questo questa ma os um uma ele ela eles nós eu isto "
+    "mas de het een hij zij ze wij ik dat dit maar depois poi apoi después он она они оно мы я вы это но в на по "
+    "после потом ona ono oni ale bu bir ama sonra ο η το οι τα μετά".split()
 )
 NUMBER_SIGNS = frozenset("§$€£¥+#№")
 # German ordinals: "der 2. Weltkrieg", "am 3. Mai"; but "Er ist 12. Sie ist 10."
@@ -298,7 +314,7 @@ MONTHS = frozenset(
     "jan feb mär apr jun jul aug sep sept okt nov dez".split()
 )
 # A single capital after one of these is a person's initial: "by J. Smith", but "vitamin C. Good."
-BEFORE_A_NAME = frozenset("by von par por da door".split())
+BEFORE_A_NAME = frozenset("by von par por da door and und et".split())
 ROMAN = re.compile("[IVX]{2,6}")
 
 # Token ids of a text, ending in </s>, and the character at which each token begins.
@@ -479,7 +495,8 @@ def sentence_spans(text: str, sentences: bool = True) -> Iterator[tuple[int, int
         line = text[start:stop]
         for first, last in split_line(line, is_cased) if sentences else [(0, len(line))]:
             begin, end = strip_copied(line, first, last)
-            if TAG.search(line, begin, end):  # "<b>A</b> dog": its tags are a pair
+            tags = [tag[0] for tag in TAG.finditer(line, begin, end) if not tag[0].endswith("/>")]
+            if 2 * sum(tag.startswith("</") for tag in tags) != len(tags):  # "<b>A</b> dog": its tags are a pair
                 begin, end = strip_copied(line, first, last, with_tags=False)
             if LETTER.search(line, begin, end) and not NO_LANGUAGE.fullmatch(line, begin, end):
                 yield start + begin, start + end
@@ -533,7 +550,8 @@ def separated_spans(text: str) -> Iterator[tuple[int, int]]:
     above, line_start = "", 0  # the line in front of this one
     while found := SEPARATOR.search(text, place):
         place = found.end()
-        if found["bars"] and not in_table and not is_between_spaces(text, found.start(), place):
+        around = text[found.start() - 1 : found.start()] + text[place : place + 1]
+        if found["bars"] and not in_table and NOT_SPACE.search(around):
             continue
         yield start, found.start()
         if found["line_break"]:
@@ -554,10 +572,6 @@ def is_underline(line: str, above: str) -> bool:
     """Return whether a line that looks like a fence of code underlines the title above, as in reStructuredText."""
     marks = line.strip()
     return len(set(marks)) == 1 and len(marks) > 3 and len(marks) >= len(above.strip()) > 0
-
-
-def is_between_spaces(text: str, start: int, stop: int) -> bool:
-    return not NOT_SPACE.match(text[start - 1 : start]) and not NOT_SPACE.match(text[stop : stop + 1])
 
 
 def closing_fence(fence: str) -> re.Pattern[str]:
@@ -585,10 +599,11 @@ def is_sentence_end(line: str, start: int, match: re.Match[str], is_cased: bool)
     following = match.end()
     while following < len(line) - 1 and line[following] in OPENING:
         following += 1
+    is_lower = line[following].islower() and not "ა" <= line[following] <= "ჿ"  # Georgian has no capitals in sentences
     before = line[max(start, match.start() - 40) : match.start()]
     if match["full"] is not None:
         if match["full"] in (";", "\u037e", ":"):
-            return not line[following].islower()
+            return not is_lower
         if match["gap"]:
             return True
         if match["full"] == "۔":
@@ -596,18 +611,26 @@ def is_sentence_end(line: str, start: int, match: re.Match[str], is_cased: bool)
         return not (match["closes"] and PARTICLE.match(line, following))
     last = LAST_WORDS.search(before)
     if not match["space"]:
+        if match["mark"][-1] in "!?" and "「" <= line[following] <= "\u9fff":  # Japanese: そう!?はい。
+            return not (match["closing"] and PARTICLE.match(line, following))
         after = AFTER_GLUED.match(line, following)
         return is_cased and last is not None and after is not None and may_be_glued(last["word"], after[0])
-    if line[following].islower() and (is_cased or match["closing"]):  # "Nein!" sagte er
+    if is_lower and (is_cased or match["closing"]):  # "Nein!" sagte er
         return False
-    if match["mark"] in ("...", "…"):  # between spaces it stands for words that are left out
-        return line[match.start() - 1] not in ALL_WHITE_SPACE
+    if match["mark"] in ("...", "…"):  # between spaces it stands for words that are left out, as after Persian's "and"
+        return line[match.start() - 1] not in ALL_WHITE_SPACE and not (last and last["word"] == "و")
+    if match["mark"] == "." and NO_SENTENCE.match(line, match.end()):
+        return False
     if match["mark"] != "." or last is None:
         return True
     next_word = WORD.match(line, following)
     next_text = next_word[0] if next_word else line[following]
-    is_initial = len(next_text) == 1 and next_text.isalpha() and line.startswith(".", following + 1)
-    return may_end_after(last["word"], last["before"] or "", "" if is_initial else next_text.lower())
+    is_date = last["word"].isdecimal() and next_text.isdecimal() and line.startswith(".", following + len(next_text))
+    is_initial, indic = NEXT_INITIAL.match(line, following) is not None, INDIC_INITIAL.search(before)
+    if is_date or (indic and (is_initial or indic["begins"] is not None or indic["thai"])):
+        return False
+    is_unit = last["word"].islower() and UNIT.search(before) is not None
+    return may_end_after(last["word"], last["before"] or "", "" if is_initial else next_text.lower(), is_unit, is_lower)
 
 
 def may_be_glued(word: str, following: str) -> bool:
@@ -619,24 +642,31 @@ def may_be_glued(word: str, following: str) -> bool:
     return is_first_word and BEFORE_GLUED.fullmatch(word) is not None
 
 
-def may_end_after(word: str, before: str, following: str) -> bool:
+def may_end_after(word: str, before: str, following: str, is_unit: bool, is_lower: bool) -> bool:
     """Return whether `word` and a full stop end a sentence, by the words around them.
 
-    following: in lower case, or a symbol; "" for an initial
+    following: in lower case, or a symbol; "" for an initial.  is_unit: a number is in front of the word
+    is_lower: the text has no capitals
     """
     lower, previous = re.split("['’]", word.lower())[-1], before.lower()  # l'art. 5
-    if lower in NEVER_LAST or f"{previous}.{lower}" in NEVER_LAST:
-        return False
-    if (lower in BEFORE_A_NUMBER or lower.endswith("str")) and (following[:1].isdigit() or following in NUMBER_SIGNS):
+    if NEVER_LAST & {word, lower, f"{previous}.{lower}"} or word.endswith("Dr"):  # PhDr, MUDr
+        return is_unit and word == "m"
+    is_number = following[:1].isdigit() or following in NUMBER_SIGNS or ROMAN.fullmatch(following.upper())
+    if is_number and (lower in BEFORE_A_NUMBER or lower.endswith(("str", "pl"))):
         return False
     if following and not LETTER_OR_DIGIT.match(following):
         return True
     if (lower.isdigit() and len(lower) <= 2) or ROMAN.fullmatch(word):  # the number of an item in a list, or an ordinal
         return bool(before) and previous not in BEFORE_AN_ORDINAL and following not in MONTHS
+    if ET_CETERA & {lower, f"{previous}.{lower}"}:
+        return not is_lower or following in STARTERS
+    if is_unit and not MAYBE_LAST & {lower, following}:  # 850 n. Chr.
+        return True
     if len(word) == 1 and word.isalpha():  # an initial, or a part of an abbreviation
-        is_name = following == "" or previous in BEFORE_A_NAME
+        is_name = following == "" or previous in BEFORE_A_NAME | NEVER_LAST
         return following in STARTERS or (word.isupper() and before.islower() and len(before) > 1 and not is_name)
-    if lower in MAYBE_LAST or ACRONYM.fullmatch(word):
+    is_short = ABBREVIATION.fullmatch(lower) and word[1:].islower()
+    if is_short or lower in MAYBE_LAST or ACRONYM.fullmatch(word):
         return following in STARTERS
     return True
 

@@ -11,15 +11,16 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, groupby, islice, pairwise
 from typing import NamedTuple
 
-from .sentences_vaswani_transformer import BLOCK_TAGS, SEPARATOR, closing_fence, is_underline
+from .sentences_vaswani_transformer import BLOCK_TAGS, NO_LANGUAGE, SEPARATOR, closing_fence, is_underline
 
 BLOCK_TAG = rf"(?i:</?(?:{BLOCK_TAGS})(?![a-z0-9])[^<>]*>)"
-# A list item, heading, table, command, image, definition, field, speaker, row of columns or tag begins a line of
-# its own.
+# A list item, heading, table, command, image, definition, field, speaker, row of columns, clause of a law or tag begins
+# a line of its own.
 NEW_LINE = re.compile(
-    r"""\s*(?:[-*+•‣◦·–—#|♪:]+\s|(?:\d{1,3}|[ivx]{2,4})[.)]\s|[A-Za-z]\)\s|\((?:\d{1,3}|[a-z]|[ivx]{2,4})\)\s|\||\$\s|>>>\s|\.\.\s
-    |\[?!\[|\[[^\[\]]{1,100}\](?::\s|\s*\Z)|:\w[\w ]*:\s|[A-Z][A-Za-z-]{1,20}:\s
-    |\[\w+:|\S.*\s{3,}\S|<!--|"""
+    r"""\s*(?:[-*+•‣◦·–—#|♪:]+\s|(?:\d{1,3}|[ivx]{2,4})[.)]\s|[^\W\d_]\)\s|\((?:\d{1,3}|[^\W\d_]|[ivx]{2,4})\)\s|\||\$\s|>>>\s|\.\.?\s
+    |\[?!\[|\[[^\[\]]{1,100}\](?::\s|\s*\Z)|:\w[\w ]*:(?:\s|\Z)|[A-Z][A-Za-z-]{1,20}:\s|<[A-Za-z][\w-]{0,20}>\s|§
+    |\\item\b|[・※①-⑳]|[0-9０-９一二三四五六七八九十]{1,3}[．、]|[（(][一二三四五六七八九十]{1,3}[）)]|第\S{1,4}[章节節条條]|[가-하]\.\s
+    |\[\w+:|\S.*(?:\s{3,}|\t|\.{4,}\s)\S|<!--|"""
     rf"""{BLOCK_TAG})""",
     re.VERBOSE,
 )
@@ -28,16 +29,27 @@ QUOTE = re.compile(r"(?:[ \t]{0,3}>)*")  # of an e-mail, or of Markdown
 # At the end of a line: a line break of Markdown, or a tag or comment of HTML that stands by itself.
 LINE_BREAK = re.compile(rf"(?:\x20\x20|\\|{BLOCK_TAG}|-->)\Z")
 FULL_WIDTH_TEXT = 50  # characters of a line; subtitles and columns are narrower
-# A heading, a row of a table, and a title in brackets, as of a box of GitHub, are no part of a paragraph.
-ALONE = re.compile(r"\s*(?:[#|]|(?:>\s*)*\[[^\[\]]{1,100}\]\s*\Z)")
+# No part of a paragraph: headings, rows of tables, comments, commands of LaTeX, titles in brackets as in GitHub's boxes
+ALONE = re.compile(
+    r"\s*(?:[#|]|(?:%+|;+|//+|={1,6})\s|\\[A-Za-z]+\*?(?:\[[^\[\]]*\])?(?:\{[^{}]*\})*\s*\Z|(?:>\s*)*\[[^\[\]]{1,100}\]\s*\Z)"
+)
+# A line of settings or of messages: properties, JSON, YAML, gettext.
+FIELD = re.compile(r"""\s*(?:[\w.\[\]@-]+\s*[:=](?!//)|msg[a-z_]+(?:\[\d\])?\s"|["'])""")
+# Two lines are joined without a space after a hyphen inside a word, except as in "pre- and post-war".
+HYPHEN = re.compile(r"[^\W_][-‐]\n(?!(?:and|or|to|und|oder|bzw|et|ou|y|o|e|i|en|of|och|eller|og)\b)[^\W_]")
 CODE_INDENTATION = 4
 CODE_SYMBOL = re.compile(r"[^\w\s'’-]|\d|(?<!\w)-")
 DEFINITION = re.compile(r"\w:\s")
-HEADING = re.compile(r"#{1,6}\s")
+CODE_FOLLOWS = re.compile(r"\A#{1,6}\s|:\s*\Z")  # a heading, or a colon
 FRONT_MATTER = {"---": ("---", "..."), "+++": ("+++",)}  # marks of its beginning and its end, in YAML and TOML
 FRONT_MATTER_KEY = re.compile(r"[\w-]+\s*[:=]")
 LONGEST_FRONT_MATTER = 200  # lines
-CODE_TAG = re.compile(r"\s*<(pre|script|style)(?:\s[^<>]*)?>", re.IGNORECASE)
+CODE_BLOCKS = {  # in HTML, LaTeX and Markdown: what ends a block, and its first line
+    "</{}>": re.compile(r"\s*<(pre|script|style)(?:\s[^<>]*)?>", re.IGNORECASE),
+    r"\end{{{}}}": re.compile(r"\s*\\begin\{((?:verbatim|lstlisting|minted|equation|align|gather|tikzpicture)\*?)\}"),
+    "-->": re.compile(r"\s*(<!--)"),
+    "$$": re.compile(r"\s*(\$\$)\s*\Z"),
+}
 DIRECTIVE = re.compile(
     r"\s*\.\.\s+(?:(?P<code>(?:code|code-block|sourcecode|highlight|raw|math|toctree)::)|[\w-]+::)"
 )  # of reStructuredText
@@ -129,7 +141,7 @@ def mark_code(lines: Iterable[str]) -> Iterator[str]:
             code, indent = [line], indentation(line) + 1
         elif directive:
             yield Copied(line)
-        elif not above.strip() and introduces_code(text) and is_command(line, indentation(text)):
+        elif not above.strip() and CODE_FOLLOWS.search(text) and is_command(line, indentation(text)):
             code, indent = [line], indentation(line)
         else:
             yield line
@@ -143,10 +155,6 @@ def copy_code(lines: list[str]) -> Iterator[str]:
     if length:
         yield Copied("\n".join(lines[:length]))
     yield from lines[length:]
-
-
-def introduces_code(line: str) -> bool:
-    return line.rstrip().endswith(":") or HEADING.match(line) is not None
 
 
 def is_command(line: str, indent: int) -> bool:
@@ -177,8 +185,9 @@ def find_fence(line: str) -> Fence | None:
     found = SEPARATOR.match(line)
     if found and (marks := found["fence"] or found["tildes"]):
         return Fence(marks[0], len(marks), re.compile(closing_fence(marks).pattern + r"\Z"))
-    if (tag := CODE_TAG.match(line)) and (rest := f"</{tag[1]}>") not in line.lower():
-        return Fence(tag[1].lower(), 1, re.compile(re.escape(rest), re.IGNORECASE))
+    for end, beginning in CODE_BLOCKS.items():
+        if (tag := beginning.match(line)) and (rest := end.format(tag[1])).lower() not in line[tag.end() :].lower():
+            return Fence(tag[1].lower(), 1, re.compile(re.escape(rest), re.IGNORECASE))
     return None
 
 
@@ -189,18 +198,26 @@ def join_lines(lines: Iterable[str]) -> Iterator[str]:
     """Yield a line for each paragraph, and other lines as they are."""
     width = 0
     for block in split_into_blocks(lines):
-        if len(block) == 1:
-            yield block[0]
-        else:
-            width = max(width, *(len(line.rstrip()) for line in block))
-            yield from join_paragraphs(block, width)
+        width = max(width, *(len(line.rstrip()) for line in block)) if len(block) > 1 else width
+        yield from block if len(block) == 1 or are_separate(block) else join_paragraphs(block, width)
+
+
+def are_separate(block: list[str]) -> bool:
+    """Return whether a block has fields, rows of a table, or verses: capitalised lines that no program wrapped."""
+    width = max(len(line.rstrip()) for line in block)
+    cells = {len(re.findall(r"[;,](?=\S)", line)) for line in block}
+    words = [line.lstrip(" \t\"'“‘„«")[:2] for line in block]
+    had_room = sum(has_room(first, second, width) for first, second in pairwise(block))
+    are_verses = had_room > (len(block) == 3) and all(word[:1].isupper() and not word[1:].isupper() for word in words)
+    return (len(block) > 2 and are_verses) or (len(cells) == 1 and min(cells) > 1) or all(map(FIELD.match, block))
 
 
 def split_into_blocks(lines: Iterable[str]) -> Iterator[list[str]]:
     """Yield runs of lines that have words, and each other line."""
     block: list[str] = []
     for line in lines:
-        is_alone = isinstance(line, Copied) or is_copied(line) or ALONE.match(line)
+        copied = SEPARATOR.match(line)  # such as the times of a subtitle
+        is_alone = isinstance(line, Copied) or (copied and copied["line"]) or ALONE.match(line)
         if is_alone or not any(letter.isalpha() for letter in line):
             if block:
                 yield block
@@ -210,12 +227,6 @@ def split_into_blocks(lines: Iterable[str]) -> Iterator[list[str]]:
             block.append(line)
     if block:
         yield block
-
-
-def is_copied(line: str) -> bool:
-    """Return whether a line, such as the times of a subtitle, is copied as a whole."""
-    found = SEPARATOR.match(line)
-    return found is not None and found["line"] is not None
 
 
 def find_code(block: list[str]) -> list[bool]:
@@ -237,24 +248,22 @@ def has_room(line: str, following: str, width: int) -> bool:
     return len(line.rstrip()) + 1 + len(following.split(maxsplit=1)[0]) <= width
 
 
-def is_short(line: str, width: int) -> bool:
-    """Return whether a line, as of an address, is shorter than half of the lines of a text that has full ones."""
-    return width >= FULL_WIDTH_TEXT and 2 * len(line.rstrip()) < width
-
-
 def join_paragraphs(block: list[str], width: int) -> Iterator[str]:
     """Yield a line for each paragraph of a block.  width: of the text, at which it was wrapped"""
     paragraph, before, quote_before = "", "", ""
     are_timed = TIME.match(block[0])
     for line, is_code in zip(block, find_code(block), strict=True):
-        quote = QUOTE.match(line)[0]  # pyright: ignore[reportOptionalSubscript]
+        quote = "" if re.search(r"<[A-Za-z/!][^<>]*\Z", before) else QUOTE.match(line)[0]  # pyright: ignore
         text = line[len(quote) :]
-        is_item = NEW_LINE.match(text) or (are_timed and TIME.match(text))
+        follows_sentence = before.rstrip().endswith((".", ";", ":"))
+        is_item = NEW_LINE.match(text) or ((are_timed or follows_sentence) and TIME.match(text))
         is_other_quote = quote.count(">") > 2 or quote.split() != quote_before.split()  # >>> is also Python's prompt
         is_indented = indentation(text) != indentation(before) and not NEW_LINE.match(before)
-        is_below_short = is_short(before, width) and not text.lstrip()[:1].islower()
+        is_short = width >= FULL_WIDTH_TEXT and 2 * len(before.rstrip()) < width  # as in an address, below full lines
+        is_below_short = is_short and not text.lstrip()[:1].islower()
         had_room = has_room(quote_before + before, text, width)
-        begins = is_code or is_item or is_other_quote or (had_room and (is_indented or is_below_short))
+        is_address = NO_LANGUAGE.fullmatch(text.strip()) and not f" {before}".split(" ")[-1].islower()
+        begins = is_code or is_item or is_other_quote or (had_room and (is_indented or is_below_short or is_address))
         end = "  " if line.endswith("  ") else ""
         if paragraph and not (begins or LINE_BREAK.search(paragraph)):
             paragraph = join_wrapped(paragraph, text.strip()) + end
@@ -273,8 +282,9 @@ def indentation(line: str) -> int:
 
 def join_wrapped(first: str, second: str) -> str:
     """Join two lines of a paragraph: by a space, unless a hyphen ends the first, or the script has no spaces."""
-    if first.endswith("\xad"):
+    if first.endswith(("\xad", "¬")):  # the second, in text that was scanned
         return first[:-1] + second
-    is_hyphen = first[-1] == "-" and first[-2:-1].isalpha() and second[0].islower()
-    has_no_spaces = all(unicodedata.east_asian_width(letter) in "WF" for letter in (first[-1], second[0]))
-    return first + second if is_hyphen or has_no_spaces else f"{first} {second}"
+    ends = first[-1] + second[0]
+    is_wide = all(unicodedata.east_asian_width(letter) in "WF" for letter in ends)  # as in Korean, which has spaces
+    is_joined = HYPHEN.search(f"{first[-2:]}\n{second}") or (is_wide and not re.search("[ᄀ-ᇿ㄰-㆏가-힣]", ends))
+    return first + ("" if is_joined else " ") + second

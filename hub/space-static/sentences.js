@@ -11,7 +11,7 @@ const JOINED = "\\u0600-\\u109f\\u1780-\\u180a\\u1810-\\u18af\\u1900-\\u1cff\\ua
 const WORD = "[\\p{L}\\p{N}_]"; // Python's \w
 const WHITE = `[${WHITE_SPACE}]`;
 const SYMBOL = new RegExp(
-  "^[#*+\\-‐-―−=~|•‣◦⁃·_`^\\u2190-\\u21ff\\u2300-\\u2bff\\u20e3\\ue000-\\uf8ff\\u{1f000}-\\u{1faff}" + `${WHITE_SPACE}${INVISIBLE}${JOINERS}]$`,
+  "^[#*+\\-‐-―−=~|•‣◦⁃·\\u30fb\\uff65※〜～_`^\\u2190-\\u21ff\\u2300-\\u2bff\\u20e3\\ue000-\\uf8ff\\u{1f000}-\\u{1faff}" + `${WHITE_SPACE}${INVISIBLE}${JOINERS}]$`,
   "u",
 );
 const CLEANING = [
@@ -28,11 +28,11 @@ const EMPHASIS = Object.fromEntries(
   }),
 );
 const TAG =
-  /<\/?(?:[ibu]|em|strong|span|font|small|big|tt|code|[cv](?:\.[a-z.]{1,30})?)(?: [^<>]{0,200})?>|\{\\[^{}]{1,100}\}/iuy;
-const TAGS = new RegExp(TAG.source, "iu");
+  /<\/?(?!(?:s|pad|unk)>)[a-z][a-z0-9:._-]{0,30}(?: [^<>]{0,200}=[^<>]{0,200})? ?\/?>|<v [^<>]{1,99}>|\{\\[^{}]{1,99}\}/iuy;
+const TAGS = new RegExp(TAG.source, "giu");
 const ITEM_NUMBER = new RegExp(
   "(?:[0-9]{1,3}[.)]|[A-Za-z]\\)|(?:[ivx]{2,6}|[IVX]{2,6})[.)]|\\((?:[0-9]{1,3}|[A-Za-z]|[ivx]{2,6}|[IVX]{2,6})\\)" +
-    `|\\[[ xX]\\]|\\[(?:[0-9]{1,3}|\\^[A-Za-z0-9_-]{1,30})\\]:?)${WHITE}+`,
+    `|\\[[ xX]\\]|\\[(?:[0-9]{1,3}|\\^[A-Za-z0-9_-]{1,30})\\]:?)${WHITE}+|[0-9]\\ufe0f?\\u20e3${WHITE}*`,
   "uy",
 );
 const TARGET = "(?:\\([^()]{0,1000}\\)|\\[[^\\[\\]]{0,100}\\])";
@@ -62,18 +62,18 @@ const SEPARATOR = new RegExp(
 );
 const TABLE_ROW = new RegExp(`[ \\t>]{0,20}\\|[^${LINE_BREAKS}]*\\|[ \\t]*(?![^${LINE_BREAKS}])`, "uy");
 const BOUNDARY = new RegExp(
-  `(?<![.!?…])(?<mark>[.!?…]+)(?<closing>["'”’»›)\\]}“‘«*_\`${INVISIBLE}]*(?:</[A-Za-z]{1,8}>)*(?:\\[[0-9]{1,3}\\])*(?:[ \\u00a0\\u202f]»(?=${WHITE}))?)` +
+  `(?<![.!?…])(?<mark>[.!?…]+)(?<closing>["'”’»›」』）)\\]}“‘«*_\`${INVISIBLE}\\u200d\\u2600-\\u27bf\\u{1f000}-\\u{1faff}]*(?:</[A-Za-z][A-Za-z0-9:._-]{0,30}>)*(?:\\[[0-9]{1,3}\\])*(?:[ \\u00a0\\u202f]»(?=${WHITE}))?)` +
     `(?<space>${WHITE}*)` +
-    `|(?<full>[。！？｡।॥۔؟።፧፨։။។៕‼⁇⁈⁉]+[!?]*|(?<![0-9０-９])．(?![0-9A-Za-z０-９Ａ-Ｚａ-ｚ])|(?<=[\\u0370-\\u03ff\\u1f00-\\u1fff])[;\\u037e](?=${WHITE})` +
+    `|(?<full>(?!។ល។)[。！？｡।॥۔؟።፧፨։။។៕༎‼⁇⁈⁉]+[!?]*|།\\x20?།|(?<![0-9０-９])．(?![0-9A-Za-z０-９Ａ-Ｚａ-ｚ])|(?<=[\\u0370-\\u03ff\\u1f00-\\u1fff])[;\\u037e](?=${WHITE})` +
     `|(?<=[\\u0561-\\u0587]):(?=${WHITE}))(?<closes>[」』）”’»)"'*_]*)(?<gap>${WHITE}*)`,
   "gu",
 );
-const PARTICLE = /^[とっのがはをもに]/u;
+const PARTICLE = /^(?:[とっのがはをもに]|[\u4e00-\u9fff]{0,5}(?<!知)[说道问答喊叫說問][。，：！])/u;
 const SHORT_URDU = /(?<![\u0600-\u06d3\u06d5-\u06ff])[\u0600-\u06d3\u06d5-\u06ff]{1,3}$/u;
 const LETTER_OR_DIGIT = /[\p{L}\p{N}]/gu;
 const LETTER = /[\p{L}\p{Nl}\p{No}]/gu;
 const CUTS = [
-  [/[.!?…]+["'”’»)\]]*(?= |$)|[。！？｡।॥۔؟።፧։]+[」』）]*/gu, /[;:,،؛]["'”’»)\]]*(?= )|[，、；：፣]| [–—-](?= )/gu],
+  [/[.!?…]+["'”’»)\]]*(?= |$)|[。！？｡।॥۔؟።፧։]+[」』）]*/gu, /[;:,،؛]["'”’»)\]]*(?= )|[，、；：፣།]| [–—-](?= )/gu],
   [
     / (?=(?:and|or|but|while|because|which|who|that|und|oder|aber|während|weil|et|ou|mais|qui|que|y|pero|ma|che|mas|en|maar|и|но|а|или|что|i|ale|ve|و|और|या) )/gu,
     new RegExp(`${WHITE}+`, "gu"),
@@ -87,11 +87,23 @@ const IDEOGRAPH = /[\u3040-\u30ff\u3400-\u9fff]$/u;
 const SPACED_END = /(?:[.!?]|(?<!…)…)["'”’»)\]“‘«]*$/u;
 const OPENING = new Set("\"'“‘„«»‹›([{¿¡*_`-–— \u00a0\u202f");
 const LAST_WORDS = new RegExp(
-  `(?:(?<before>[\\p{L}_\\p{Nl}\\p{No}]+)(?:(?!${WORD}|${WHITE}).)*${WHITE}+)?["'“‘„«‹(\\[*_]*(?<word>(?:(?!${WHITE}).)+)$`,
+  `(?:(?<before>[\\p{L}_\\p{Nl}\\p{No}]+|[=<>§€$£])(?:(?!${WORD}|${WHITE}|,).)*${WHITE}+)?["'“‘„«‹(\\[*_]*(?<word>(?:(?!${WHITE}|[(\\[“„«]).)+)$`,
   "su",
 );
-const ACRONYM = /^[\p{L}_\p{Nl}\p{No}]{1,2}(\.[\p{L}_\p{Nl}\p{No}]{1,2})+$/u; // U.S, p.m, Ph.D, but not a file such as a.out
+const NO_SENTENCE = new RegExp(`[0-9]{1,4}[.!?)\\]"”»${WHITE_SPACE}]*$|\\.(?:${WHITE}|$)`, "uy");
+const ABBREVIATION =
+  /^(?!.+[rlрл].)(?!(?:m?h*m+|p?s+h+|ps+t|tsk|тс+|[bg]rr+|p+ff+t?)$)[b-df-hj-np-tv-xzßçðþćčďđğģķĺļľłńņňñŕřśšşșţťțźżžβγδζθκλμνξπρσςτφχψбвгджзклмнпрстфхцчшщђћјљњџ]{2,5}$/u;
 const PLAIN = "[\\p{L}\\p{Nl}\\p{No}]";
+const UNIT = new RegExp(`${PLAIN}(?:${PLAIN}{2}|${WHITE}${PLAIN}).*[0-9]${WHITE}?${PLAIN}{1,5}$`, "u");
+const INDIC = "\\u0900-\\u0dff";
+const SHORT_INDIC = `(?:(?=${PLAIN})[${INDIC}](?:(?!${PLAIN})[${INDIC}])*){1,2}`;
+const INDIC_INITIAL = new RegExp(
+  `(?:(?<begins>^|(?<![${INDIC}])${SHORT_INDIC}\\.${WHITE}*)|)(?<![${INDIC}])` +
+    `(?!(?:हा|ना|हो|ஆம்|હા|ના)[\\u0901\\u0902]?$)${SHORT_INDIC}$|(?<thai>[\\u0e00-\\u0e7f]$)`,
+  "u",
+);
+const NEXT_INITIAL = new RegExp(`^(?:${PLAIN}|${SHORT_INDIC})\\.`, "u");
+const ACRONYM = /^[\p{L}_\p{Nl}\p{No}]{1,2}(\.[\p{L}_\p{Nl}\p{No}]{1,2})+$/u; // U.S, p.m, Ph.D, but not a file such as a.out
 const BEFORE_GLUED = new RegExp(`^(?:(?:${PLAIN}+['’-])*${PLAIN}+${PLAIN}[)\\]”"’]*|[12][0-9]{3})$`, "u");
 const AFTER_GLUED = new RegExp(
   `^${PLAIN}+(?:['’-]${PLAIN}+)*(?=[${WHITE_SPACE},;:!?…"”’)\\]*]|\\.(?:${WHITE}|$)|$)`,
@@ -105,34 +117,34 @@ const CHARACTERS_PER_TOKEN = [6, 32]; // to tokenise for a cut: at first, and at
 const CLAUSE = 0.35; // of the limit: about so long are the parts into which a long sentence is cut at punctuation
 
 const words = (text) => new Set(text.split(" "));
-const URDU_VERBS = words(
-  "ہے ہیں تھا تھی تھے گا گی گے ہوں ہو",
-);
+const URDU_VERBS = words("ہے ہیں تھا تھی تھے گا گی گے ہوں ہو گیا گئی گئے دیا لیا آیا آئی ہوا ہوئی");
 const NAME_ENDS = words(
   "com net org edu gov io js ts py md txt csv html xml json pdf php asp doc exe zip app ai",
 );
 const NEVER_LAST = words(
-  "mr mrs ms dr prof rev hon gen col maj capt lt sgt gov sen rep messrs adm cmdr vs cf approx e.g i.e viz hr " +
-    "hrn fr frl fa dipl ing bzw ca vgl evtl ggf inkl exkl zzgl bspw sog z.b d.h v.a z.t i.d.r m mm mme mmes mlle " +
-    "mlles mgr p.ex sra srta dra dña ud uds p.ej sig sigg dott avv exmo exma srs dhr mevr mw drs bijv d.w.z " +
-    "m.b.t i.v.m t.ex bl.a s.k ул им проф акад т.е т.к см просп тов np tzn tzw inż ul např tzv mudr örn bkz π.χ " +
-    "κ δρ डॉ incl excl esp mt insb einschl ehem ad.es c.-à-d",
+  "mr mrs ms dr prof rev hon gen col maj capt lt sgt gov sen rep messrs adm cmdr vs cf approx e.g i.e viz hr hrn " +
+    "fr frl fa dipl ing bzw ca vgl evtl ggf inkl exkl zzgl bspw sog z.b d.h v.a z.t i.d.r Geb Stellv m mm mme mmes " +
+    "mlle mlles mgr p.ex sra srta dra dña ud uds p.ej sig sigg dott avv exmo exma srs Avda Lic Fdo dhr mevr mw drs " +
+    "bijv d.w.z m.b.t i.v.m t.ex bl.a s.k incl excl esp mt insb einschl ehem ad.es c.-à-d ths ул им проф акад т.е " +
+    "т.к см просп тов tzn inż ul οδ nám esim ún ifj yakl örn bkz π.χ κ δρ f.eks npr вул напр Al Cad Cia Dl Dna Doc " +
+    "Doç Eng Id Ir Jl Napr Ob Profa Sta Sto tp ts pgs डॉ डा पं श्री ডা মো ਡਾ ડૉ டாக்டர் డా იხ",
 );
 const BEFORE_A_NUMBER = words(
-  "no nos nr nrn fig figs abb p pp s vol bd art abs kap ch chap sec eq tab n núm pag pág págs blz str č рис " +
-    "стр гл σελ max min mind para paras tel tél réf fax kl tlf godz тел jan feb mar apr jun jul aug sep sept oct okt nov dec dez",
+  "no nos nr nrn fig figs abb p pp s vol bd art abs kap ch chap sec eq tab n núm pag pág págs blz str č ust odst " +
+    "puh max min mind para paras tel tél réf fax kl tlf godz тел obr rys rozdz κεφ αρ табл буд ap séc hlm pàg lk ok " +
+    "रु રૂ ரூ рис стр гл σελ jan feb mar apr jun jul aug sep sept oct okt nov dec dez",
 );
 const MAYBE_LAST = words(
-  "etc usw usf st str ave jr sr inc ltd co corp bros dept est al u.a o.ä u.ä chr n.chr v.chr ecc enz aprox т.д " +
-    "т.п др г гг itd itp atd apod osv vb κ.λπ κλπ ft ff ed eds tues thurs std jh mio mrd",
+  "ff av ed eds tues thurs std jh mio mrd usw usf str ave inc co corp dept est al u.a o.ä u.ä chr n.chr v.chr",
 );
+const ET_CETERA = words("etc т.д т.п и.др κ.λπ κλπ κ.ά n.k v.v u.c t.t m.m o.l ა.შ atd vb stb dll");
 const STARTERS = words(
-  "the a an he she it they we i you this that these those there his her their my our in on at but and so if " +
-    "when what der die das ein eine er sie es wir ich ihr du dies diese dieser dann aber und wenn im am auf le " +
-    "la les un une il elle ils elles nous je vous ce cette ces mais et dans el los las una él ella ellos " +
-    "nosotros yo pero cuando lo gli uno lui lei loro noi io questo questa ma os um uma ele ela eles nós eu isto " +
-    "mas de het een hij zij ze wij ik dat dit maar он она они оно мы я вы это но в на по после ona ono oni ale " +
-    "bu bir ama ο η το οι τα",
+  "the a an he she it they we i you this that these those there his her their my our in on at but and so if when " +
+    "what der die das ein eine er sie es wir ich ihr du dies diese dieser dann aber und wenn im am auf le la les un " +
+    "une il elle ils elles nous je vous ce cette ces mais et dans el los las una él ella ellos nosotros yo pero " +
+    "cuando lo gli uno lui lei loro noi io questo questa ma os um uma ele ela eles nós eu isto mas de het een hij " +
+    "zij ze wij ik dat dit maar он она они оно мы я вы это но в на по после потом ona ono oni ale bu bir ama sonra " +
+    "ο η το οι τα μετά then potem pak después depois puis poi apoi luego",
 );
 const BEFORE_AN_ORDINAL = words(
   "der die das dem den des am im vom zum zur beim ab bis seit jeder jede jedes jedem jeden ihr sein ihre seine " +
@@ -143,9 +155,9 @@ const MONTHS = words(
     "jan feb mär apr jun jul aug sep sept okt nov dez",
 );
 const NUMBER_SIGNS = new Set("§$€£¥+#№");
-const BEFORE_A_NAME = words("by von par por da door");
+const BEFORE_A_NAME = words("by von par por da door and und et");
 
-const isLower = (letter) => /^\p{Lowercase}$/u.test(letter);
+const isLower = (letter) => /^(?![ა-ჿ])\p{Lowercase}$/u.test(letter); // Georgian has no capitals in sentences
 const isUpper = (text) => /\p{Uppercase}/u.test(text) && !/\p{Lowercase}|\p{Lt}/u.test(text);
 const isLowerWord = (text) => /\p{Lowercase}/u.test(text) && !/\p{Uppercase}|\p{Lt}/u.test(text);
 const at = (text, place) => String.fromCodePoint(text.codePointAt(place));
@@ -292,7 +304,9 @@ export function sentenceSpans(text) {
     const line = text.slice(start, stop);
     for (const [first, last] of splitLine(line, isCased)) {
       let [begin, end] = stripCopied(line, first, last, true);
-      if (TAGS.test(line.slice(begin, end))) [begin, end] = stripCopied(line, first, last, false);
+      const tags = (line.slice(begin, end).match(TAGS) ?? []).filter((tag) => !tag.endsWith("/>"));
+      const closing = tags.filter((tag) => tag.startsWith("</"));
+      if (2 * closing.length !== tags.length) [begin, end] = stripCopied(line, first, last, false);
       const sentence = line.slice(begin, end);
       if (search(LETTER, sentence, 0) && !NO_LANGUAGE.test(sentence)) spans.push([start + begin, start + end]);
     }
@@ -416,20 +430,31 @@ function isSentenceEnd(line, start, match, isCased) {
     if (full === "۔") {
       return !SHORT_URDU.test(previous) || URDU_VERBS.has(previous.split(new RegExp(`[${WHITE_SPACE}۔]`, "u")).at(-1));
     }
-    return !(closes && PARTICLE.test(line.slice(following, following + 1)));
+    return !(closes && PARTICLE.test(line.slice(following, following + 8)));
   }
   const last = previous.match(LAST_WORDS);
   const ahead = line.slice(following, following + 100);
   if (!space) {
+    if (/[!?]$/.test(mark) && /^[「-\u9fff]/u.test(ahead)) {
+      return !(closing && PARTICLE.test(line.slice(following, following + 8)));
+    }
     const after = ahead.match(AFTER_GLUED);
     return isCased && last !== null && after !== null && mayBeGlued(last.groups.word, after[0]);
   }
   if (isLower(at(line, following)) && (isCased || closing)) return false; // "Nein!" sagte er
-  if (mark === "..." || mark === "…") return !new RegExp(`${WHITE}$`, "u").test(line.slice(0, match.index).slice(-1));
+  if (mark === "..." || mark === "…") {
+    return !new RegExp(`${WHITE}$`, "u").test(line.slice(0, match.index).slice(-1)) && last?.groups.word !== "و";
+  }
+  if (mark === "." && search(NO_SENTENCE, line, match.index + match[0].length)) return false;
   if (mark !== "." || !last) return true;
+  const { word, before: wordBefore } = last.groups;
   const next = ahead.match(new RegExp(`^${WORD}+`, "u"))?.[0] ?? at(ahead, 0);
-  const isInitial = /^\p{L}$/u.test(next) && ahead[next.length] === ".";
-  return mayEndAfter(last.groups.word, last.groups.before ?? "", isInitial ? "" : next.toLowerCase());
+  if (/^\p{Nd}+$/u.test(word) && /^\p{Nd}+$/u.test(next) && ahead[next.length] === ".") return false;
+  const isInitial = NEXT_INITIAL.test(ahead);
+  const indic = previous.match(INDIC_INITIAL)?.groups;
+  if (indic && (isInitial || indic.begins !== undefined || indic.thai)) return false;
+  const isUnit = isLowerWord(word) && UNIT.test(previous);
+  return mayEndAfter(word, wordBefore ?? "", isInitial ? "" : next.toLowerCase(), isUnit, isLower(at(line, following)));
 }
 
 function mayBeGlued(word, following) {
@@ -441,20 +466,24 @@ function mayBeGlued(word, following) {
   return isFirstWord && BEFORE_GLUED.test(word);
 }
 
-function mayEndAfter(word, before, following) {
+function mayEndAfter(word, before, following, isUnit, isLowerNext) {
   const [lower, previous] = [word.toLowerCase().split(/['’]/u).at(-1), before.toLowerCase()]; // l'art. 5
-  if (NEVER_LAST.has(lower) || NEVER_LAST.has(`${previous}.${lower}`)) return false;
-  const isNumber = /^\p{Nd}/u.test(following) || NUMBER_SIGNS.has(following);
-  if (isNumber && (BEFORE_A_NUMBER.has(lower) || lower.endsWith("str"))) return false;
+  const spaced = `${previous}.${lower}`;
+  if ([word, lower, spaced].some((each) => NEVER_LAST.has(each)) || word.endsWith("Dr")) return isUnit && word === "m";
+  const isNumber = /^\p{Nd}|^[IVX]{2,6}$/u.test(following.toUpperCase()) || NUMBER_SIGNS.has(following);
+  if (isNumber && (BEFORE_A_NUMBER.has(lower) || /(?:str|pl)$/u.test(lower))) return false;
   if (following && !/^[\p{L}\p{N}]/u.test(following)) return true;
   if (/^\p{Nd}{1,2}$/u.test(lower) || /^[IVX]{2,6}$/u.test(word)) {
     return before !== "" && !BEFORE_AN_ORDINAL.has(previous) && !MONTHS.has(following);
   }
+  if (ET_CETERA.has(lower) || ET_CETERA.has(spaced)) return !isLowerNext || STARTERS.has(following);
+  if (isUnit && !MAYBE_LAST.has(lower) && !MAYBE_LAST.has(following)) return true; // 850 n. Chr.
   if (/^\p{L}$/u.test(word)) {
     const isWordBefore = before.length > 1 && before === before.toLowerCase() && before !== before.toUpperCase();
-    const isName = following === "" || BEFORE_A_NAME.has(previous);
+    const isName = following === "" || BEFORE_A_NAME.has(previous) || NEVER_LAST.has(previous);
     return STARTERS.has(following) || (isUpper(word) && isWordBefore && !isName);
   }
-  if (MAYBE_LAST.has(lower) || ACRONYM.test(word)) return STARTERS.has(following);
+  const isShort = ABBREVIATION.test(lower) && isLowerWord(Array.from(word).slice(1).join(""));
+  if (isShort || MAYBE_LAST.has(lower) || ACRONYM.test(word)) return STARTERS.has(following);
   return true;
 }
