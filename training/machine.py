@@ -68,6 +68,7 @@ def make_accelerator(
         if name in LOGGER_TYPE_TO_CLASS and LoggerType(name) not in get_available_trackers():
             raise UnavailableError(f"trackers: {name} is not installed; pip install {name}")
     launched = launcher_settings()  # Accelerate sets some of them itself
+    chosen = {name: value for name, value in os.environ.items() if name.startswith("ACCELERATE_")}
     try:
         with name_missing_processes(launched):
             return Accelerator(
@@ -81,8 +82,8 @@ def make_accelerator(
                     DistributedDataParallelKwargs(gradient_as_bucket_view=True),
                 ],
             )
-    except (ValueError, ImportError, DistError) as error:
-        place = "mixed_precision or trackers"
+    except (ValueError, ImportError, DistError, RuntimeError) as error:
+        place = f"mixed_precision, trackers{', or a variable of Accelerate (' + show(chosen) + ')' if chosen else ''}"
         if launched:
             place += (
                 f", or what another launcher has set ({show(launched)}; unset {' '.join(launched)} for one process)"
@@ -273,7 +274,16 @@ def choose_precision(wanted: str | None, saved: Mapping[str, Any]) -> str | None
 
 
 def check_precision(precision: str | None, device: torch.device) -> None:
-    """Raise UnavailableError for fp16 on a CPU, where Accelerate would train in float32 without a warning."""
+    """Raise an error for a precision that Accelerate would replace by float32 without a warning, as fp16 on a CPU.
+
+    It takes any word from its variable. It also takes any device, of which torch may have none.
+    """
+    if device.type not in ("cpu", this_device().type):
+        raise UnavailableError(f"ACCELERATE_TORCH_DEVICE is {device}; torch has no such device here: unset it")
+    if precision not in (None, "no", "bf16", "fp16"):
+        raise InputError(
+            f"ACCELERATE_MIXED_PRECISION is {precision!r}; it must be no, bf16 or fp16: Accelerate would ignore others"
+        )
     if precision == "fp16" and device.type == "cpu":
         raise UnavailableError("mixed_precision fp16 needs a GPU, and there is none; use bf16 or no")
 
