@@ -667,6 +667,36 @@ def test_another_graph_under_the_same_name_is_refused(exported, tmp_path, refuse
         assert "model.onnx is not the file that was exported" in refused(run, arguments, 3)
 
 
+def test_graphs_of_an_earlier_export_are_not_published(exported, tmp_path, refused):
+    """As model_int8.onnx beside a new export: export.json has the hashes of those that were exported together."""
+    folder = shutil.copytree(exported / "model", tmp_path / "model")
+    shutil.copytree(exported / "onnx", folder / "onnx")
+    for name in ("model_int8.onnx", "model_text.onnx", "decoder_model.onnx"):
+        graph = shutil.copyfile(exported / "onnx/model.onnx", folder / "onnx" / name)
+        assert f"{name} is not one of the files of" in refused(main, ["push", folder, REPO], 3)
+        graph.unlink()
+
+
+def test_all_published_graphs_are_in_the_record(exported):
+    out = written(exported / "model", "--onnx", exported / "onnx", "--onnx", f"int8={exported / 'onnx'}")
+    record, graph = json.loads((out / "onnx/export.json").read_text()), exported / "onnx/model.onnx"
+    assert record["graphs"] == dict.fromkeys(("model.onnx", "model_int8.onnx"), file_sha256(graph))
+    for precision in (None, "int8"):
+        assert Translator.from_pretrained(out, backend="onnx", device="cpu", precision=precision).translate(["A"])
+    changed = onnx.load(graph)
+    changed.graph.name = "another"
+    onnx.save(changed, out / "onnx/model_int8.onnx")
+    with pytest.raises(BrokenFileError, match="model_int8.onnx is not the file that was exported"):
+        Translator.from_pretrained(out, backend="onnx", device="cpu", precision="int8")
+
+
+def test_a_record_with_an_unknown_precision_is_not_published(exported, tmp_path, refused):
+    export = shutil.copytree(exported / "onnx", tmp_path / "onnx")
+    change_json(export / "export.json", precision="by ann")
+    error = refused(main, ["push", exported / "model", REPO, "--onnx", export], 3)
+    assert "export.json: precision is 'by ann'; export the model again" in error
+
+
 def test_private_models_are_not_pushed_to_public_repositories(hub, folder, refused):
     hub.create(REPO)
     error = refusal(refused, folder, REPO, "--private", "--yes", out=NO_DETAILS)
