@@ -236,6 +236,13 @@ def test_a_row_that_does_not_fit_is_refused_before_translating(model_folder, ref
         (["model"], "has no run.json; pass --config RECIPE"),
         (["model", "--source", "s"], "--source and --reference come together"),
         (["model", "--source", "r", "--reference", "two"], "r has 3 lines, two has 2"),
+        (["model", "--source", "two", "--reference", "blank"], "blank has no text; a score needs sentences"),
+        (["model", "--source", "blank", "--reference", "two"], "blank has no text; a score needs sentences"),
+        (
+            ["model", "--source", "s", "--reference", "r", "--hypotheses", "r"],
+            "--hypotheses r is the same file as r; give another name",
+        ),
+        (["model", "--source", "s", "--reference", "r", "--record", "/dev/null"], "give the name of a file"),
         (["model", "--source", "s", "--reference", "r", "--test", "x"], "use them without --config, --data and --test"),
         (["empty", "--source", "s", "--reference", "r", "--record", "t.csv"], "empty has no config.json"),
         (["model", "--config", "demoo"], "did you mean 'demo'"),
@@ -250,6 +257,7 @@ def test_wrong_arguments_are_one_line_errors(model_folder, arguments, message, r
     monkeypatch.chdir(model_folder)
     (model_folder / "empty").mkdir()
     (model_folder / "two").write_text("one\ntwo\n")
+    (model_folder / "blank").write_text("\n \n")
     assert message in refused(main, arguments)
 
 

@@ -74,7 +74,7 @@ def append_rows(path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any
 
 def check_columns(path: Path, columns: Sequence[str]) -> None:
     """Raise InputError unless `path` is a CSV file with these columns, or can become one."""
-    if path.is_dir() or not path.parent.is_dir():
+    if not path.parent.is_dir() or (path.exists() and not path.is_file()):
         raise InputError(f"--record {path}: give the name of a file in an existing folder")
     if not path.exists():
         return
