@@ -71,7 +71,7 @@ def make_accelerator(
     chosen = {name: value for name, value in os.environ.items() if name.startswith("ACCELERATE_")}
     try:
         with name_missing_processes(launched):
-            return Accelerator(
+            accelerator = Accelerator(
                 # Explicit, or Accelerate starts several processes without a GPU as independent runs.
                 cpu=not torch.accelerator.is_available(),
                 mixed_precision=choose_precision(mixed_precision, saved),
@@ -90,6 +90,9 @@ def make_accelerator(
             )
         kind = InputError if isinstance(error, ValueError) else UnavailableError
         raise kind(f"{place}: {' '.join(str(error).split())}") from error
+    if (device := accelerator.device).type not in ("cpu", this_device().type):
+        raise UnavailableError(f"ACCELERATE_TORCH_DEVICE is {device}; torch has no such device here: unset it")
+    return accelerator
 
 
 def launcher_settings() -> dict[str, str]:
@@ -276,10 +279,8 @@ def choose_precision(wanted: str | None, saved: Mapping[str, Any]) -> str | None
 def check_precision(precision: str | None, device: torch.device) -> None:
     """Raise an error for a precision that Accelerate would replace by float32 without a warning, as fp16 on a CPU.
 
-    It takes any word from its variable. It also takes any device, of which torch may have none.
+    It takes any word from its variable.
     """
-    if device.type not in ("cpu", this_device().type):
-        raise UnavailableError(f"ACCELERATE_TORCH_DEVICE is {device}; torch has no such device here: unset it")
     if precision not in (None, "no", "bf16", "fp16"):
         raise InputError(
             f"ACCELERATE_MIXED_PRECISION is {precision!r}; it must be no, bf16 or fp16: Accelerate would ignore others"
