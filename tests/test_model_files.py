@@ -526,7 +526,7 @@ def test_a_pattern_that_gives_up_on_a_text_is_named(folder, exported, tmp_path, 
     split = SPLIT | {"pattern": {"Regex": "(?:a|aa)+$b"}}
     steps = {"type": "Sequence", "pretokenizers": [split, content["pre_tokenizer"]]}
     change_json(folder / "tokenizer.json", pre_tokenizer=steps)
-    translator = Translator.from_pretrained(folder, backend=backend, device="cpu")
+    translator: Any = Translator.from_pretrained(folder, backend=backend, device="cpu")
     assert translator.translate("A house.", max_new_tokens=3)
     calls = [lambda text: translator.translate(text)]
     if backend == "torch":
