@@ -170,6 +170,9 @@ def repository_files(
     """Return all files of a push: those of the model, plots and card, checked for secrets."""
     from transformers.utils import logging
 
+    from vaswani_transformer.model_folder import MANIFEST
+    from vaswani_transformer.training_run import RECORD
+
     from . import card, contents
     from .provenance import Provenance
 
@@ -182,10 +185,12 @@ def repository_files(
         (example,) = translator.add_language([example], card.choose_language(translator, provenance))
     if pictures and example is not None:
         files["attention.png"] = card.attention_plot(translator, example)
-    if pictures and (curve := card.training_curve(folder)):
+    if pictures and (curve := card.training_curve(provenance.curves)):
         files["training_curve.png"] = curve
     files["README.md"] = card.write_card(repo, translator, provenance, files, example=example).encode()
     contents.refuse_secrets(files)
+    if not provenance.run and (folder / RECORD).is_file():
+        typer.echo(f"the card leaves out {RECORD}: without {MANIFEST}, the weights may be others than those of the run")
     if missing := provenance.missing():
         typer.echo(f"to complete the model card, add {', '.join(missing)}")
     return files

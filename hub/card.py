@@ -21,7 +21,7 @@ from vaswani_transformer.onnx_translator import graph_inputs, onnx_file_name
 from vaswani_transformer.pictures import attention_figure
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.torch_translator import TorchTranslator
-from vaswani_transformer.training_run import curve_figure, format_hours, read_curves
+from vaswani_transformer.training_run import curve_figure, format_hours
 
 from .contents import Files
 from .markdown import FILTERS, Markdown, code, join_lines, show
@@ -184,10 +184,8 @@ def attention_plot(translator: TorchTranslator, example: str) -> bytes:
     return png(attention_figure(maps, head=0))
 
 
-def training_curve(folder: Path) -> bytes | None:
+def training_curve(curves: dict[str, dict[int, float]]) -> bytes | None:
     """Plot the losses, and BLEU if it was measured, over the steps of a run; None without a log."""
-    log = folder / "metrics.jsonl"
-    curves = read_curves(log) if log.is_file() else {}
     return png(curve_figure(curves)) if any(curves.values()) else None
 
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from os.path import lexists
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from huggingface_hub import SpaceCard
 from tokenizers import Tokenizer
@@ -138,6 +138,10 @@ def collect_model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, 
             files |= collect_variant_files(folder, weights_sha256, variant, precision)
     if None in exports:  # last, so that its configuration and tokenizer replace those of a variant
         files |= collect_onnx_files(folder, weights_sha256, exports[None])
+    if (record := f"{ONNX}/{EXPORT_RECORD}") in files:
+        graphs = {name.removeprefix(f"{ONNX}/"): file for name, file in files.items() if ".onnx" in name}
+        hashes = {name: hash_file(file) for name, file in graphs.items()}
+        files[record] = encode_json(json.loads(cast(bytes, files[record])) | {"graphs": hashes})
     return files, translator, weights_sha256
 
 
@@ -265,18 +269,10 @@ def collect_onnx_files(folder: Path, weights_sha256: str, onnx: Path) -> Files:
         files["config.json"] = encode_json(read_fields(onnx))
     if lexists(onnx / "generation_config.json"):
         files["generation_config.json"] = select_entries(onnx / "generation_config.json", GENERATION_ENTRIES)
-    files |= collect_record(onnx, files) | collect_tokenizer_files(onnx)
+    if lexists(onnx / EXPORT_RECORD):  # `collect_model_files` adds the hashes of all graphs
+        files[EXPORT_RECORD] = select_entries(onnx / EXPORT_RECORD, ("precision", "weights_sha256"))
+    files |= collect_tokenizer_files(onnx)
     return {f"{ONNX}/{name}": file for name, file in files.items()}
-
-
-def collect_record(onnx: Path, graphs: Files) -> Files:
-    """Return the record of an export with the hashes of its published graphs, if there is a record."""
-    if not lexists(onnx / EXPORT_RECORD):
-        return {}
-    record = read_json_object(onnx / EXPORT_RECORD, "graphs")
-    hashes = {name: hash_file(graphs[name]) for name in record.get("graphs", {}) if name in graphs}
-    fields = {name: record[name] for name in ("precision", "weights_sha256") if name in record}
-    return {EXPORT_RECORD: encode_json(fields | ({"graphs": hashes} if hashes else {}))}
 
 
 def collect_graph(path: Path, folder: ModelFolder) -> Files:
@@ -503,6 +499,8 @@ def check_same_model(folder: Path, weights_sha256: str, onnx: Path) -> None:
     if lexists(onnx / EXPORT_RECORD):
         record = onnx / EXPORT_RECORD
         fields = check_types(record, read_json_object(record), {"precision": str, "weights_sha256": str})
+        if fields.get("precision") not in (None, "fp32", *PRECISIONS):  # it is published
+            raise BrokenFileError(f"{record}: precision is {fields['precision']!r:.80}; export the model again")
         exported = fields.get("weights_sha256") or "not recorded"
         if exported != weights_sha256:
             raise InputError(

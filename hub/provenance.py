@@ -17,7 +17,7 @@ from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.files import CONVERSION_NOTES, read_json_object
 from vaswani_transformer.languages import read_languages
 from vaswani_transformer.lines import check_file, read_lines
-from vaswani_transformer.model_folder import CONVERSION_RECORD
+from vaswani_transformer.model_folder import CONVERSION_RECORD, verify_manifest
 from vaswani_transformer.training_run import (
     METRICS,
     RECORD,
@@ -55,7 +55,8 @@ class Provenance:
         weights_sha256: the hash that its rows must have.  results: CSV files in addition to the shipped ones
         Raises InputError for a results file without a row of this model; BrokenFileError for the files of the folder.
         """
-        self.run = read_run(folder)
+        is_of_run = verify_manifest(folder)  # else run.json may describe weights that others have replaced
+        self.run = read_run(folder) if is_of_run else {}
         check_types(folder / RECORD, self.recipe, RECIPE_TYPES)
         train = self.recipe.get("train") or []
         self.splits = [train] if isinstance(train, str) else train
@@ -65,8 +66,9 @@ class Provenance:
         self.conversion = read_json_object(record, "options") if record.is_file() else {}
         check_types(record, self.conversion, {"toolkit": str, "file": str})
         check_types(record, self.conversion.get("options", {}), {"source_lang": str, "target_lang": str})
-        self.curves = read_curves(log) if log.is_file() else {}
-        self.progress, self.environment = read_progress(folder), read_state(folder).get("environment", {})
+        self.curves = read_curves(log) if is_of_run and log.is_file() else {}
+        self.progress = read_progress(folder) if is_of_run else {}
+        self.environment = read_state(folder).get("environment", {}) if is_of_run else {}
         self.notes = list(read_lines(notes))[2:] if notes.is_file() else []
         self.results = self.matching_rows(weights_sha256, results)
         self.stated = stated

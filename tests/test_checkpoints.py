@@ -13,15 +13,17 @@ import sys
 import pytest
 import torch
 from conftest import flip_a_bit
+from safetensors.torch import load_file
 from saved_model import change_json
 from training_runs import ROOT
 
 from training import checkpoints, tensors
 from training.average import main as average
 from training.final_model import average_weights, write_model
-from vaswani_transformer.errors import BrokenFileError, UnavailableError
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.files import write_json
-from vaswani_transformer.model_folder import verify_manifest
+from vaswani_transformer.loading import load_model
+from vaswani_transformer.model_folder import CODE_FILES, verify_manifest
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4)}
 
@@ -298,69 +300,114 @@ def fails(tmp_path, refused):
     return run
 
 
-def test_the_average_command_writes_a_model_folder(root, tmp_path, capsys, refused):
+@pytest.fixture
+def models(tiny_model, tmp_path):
+    """Checkpoints of a model, of steps 10, 20 and 30, in the folder of its run."""
+    for step in (10, 20, 30):
+        checkpoints.save_checkpoint(tmp_path / "checkpoints", step, tiny_model(step).save_pretrained)
+    return tmp_path / "checkpoints"
+
+
+def test_the_average_command_writes_a_model_folder(models, tiny_model, tmp_path, capsys, refused):
     arguments = [str(tmp_path), "--output", str(tmp_path / "model"), "--last", "2"]
     average(arguments)
     assert "the average of step-20, step-30" in capsys.readouterr().out
     (tmp_path / "run.json").write_text('{"recipe": {"save_every": 10}}')
-    checkpoints.save_checkpoint(root, 25, write_step(25))  # a new best one between two of these
+    checkpoints.save_checkpoint(models, 25, tiny_model(25).save_pretrained)  # a new best one between two of these
     average([str(tmp_path), "--output", str(tmp_path / "regular"), "--last", "2"])
     assert "the average of step-20, step-30" in capsys.readouterr().out
     assert "is not empty; give the name of a new folder" in refused(average, arguments)
-    torch.testing.assert_close(tensors.load_tensors(tmp_path / "model/model.safetensors")["b"], torch.full((4,), 25.0))
+    found = load_model(tmp_path / "model", "cpu").model.shared.weight
+    expected = (tiny_model(20).model.shared.weight + tiny_model(30).model.shared.weight) / 2
+    torch.testing.assert_close(found, expected)
 
 
 def test_the_averaged_folder_has_both_tokenizers(root, tmp_path):
     files = ["tokenizer.json", "target_tokenizer/tokenizer.json", "target_tokenizer/tokenizer_config.json"]
     for name in files:
-        (root / "step-30" / name).parent.mkdir(exist_ok=True)
-        (root / "step-30" / name).write_text(f'{{"{name}": 1}}')
+        for step in (20, 30):
+            (root / f"step-{step}" / name).parent.mkdir(exist_ok=True)
+            (root / f"step-{step}" / name).write_text(f'{{"{name}": 1}}')
     write_model([root / "step-20", root / "step-30"], tmp_path)
     assert [(tmp_path / name).read_text() for name in files] == [f'{{"{name}": 1}}' for name in files]
 
 
 @pytest.mark.parametrize("folder", [".", "checkpoints/step-20"])  # the name of the run, or of a folder
-def test_a_damaged_checkpoint_is_not_averaged(root, tmp_path, fails, folder):
-    flip_a_bit(root / "step-20/model.safetensors")
+def test_a_damaged_checkpoint_is_not_averaged(models, tmp_path, fails, folder):
+    flip_a_bit(models / "step-20/model.safetensors")
     fails(3, "step-20/model.safetensors has been altered", tmp_path / folder, "--last", "2")
 
 
-def test_checkpoints_of_different_models_are_not_averaged(root, fails):
+def test_checkpoints_of_different_models_are_not_averaged(root):
     checkpoints.save_checkpoint(
         root, 40, lambda folder: tensors.save_tensors({"a": TENSORS["a"]}, folder / "model.safetensors")
     )
-    fails(
-        2,
-        f"must have the tensors of {root}/step-10/model.safetensors; different: b",
-        root / "step-10",
-        root / "step-40",
-    )
+    with pytest.raises(InputError, match="must have the tensors of .*/step-10/model.safetensors; different: b"):
+        average_weights([root / "step-10", root / "step-40"])
 
 
-def test_models_with_different_tokenizers_are_not_averaged(root, fails):
-    for step in (20, 30):
-        (root / f"step-{step}/tokenizer.json").write_text(f'{{"step": {step}}}')
-    folders = [root / f"step-{step}" for step in (10, 20, 30)]
-    expected = f"{folders[1]}/tokenizer.json differs from {folders[2]}/tokenizer.json; such models cannot be averaged"
+@pytest.mark.parametrize("first", ['{"step": 10}', None])
+def test_models_with_different_tokenizers_are_not_averaged(models, fails, first):
+    folders = [models / f"step-{step}" for step in (10, 20)]
+    (folders[1] / "tokenizer.json").write_text('{"step": 20}')
+    if first is not None:
+        (folders[0] / "tokenizer.json").write_text(first)
+    difference = "is missing, but there is" if first is None else "differs from"
+    expected = f"{folders[0]}/tokenizer.json {difference} {folders[1]}/tokenizer.json; such models cannot be averaged"
     fails(2, f"error: {expected}\n", *folders)
 
 
-def test_models_of_different_architectures_are_not_averaged(root, fails):
+def test_models_of_different_architectures_are_not_averaged(models, fails):
     """Their tensors have the same names and shapes."""
-    for step, position in ((20, "pre"), (30, "post")):
-        (root / f"step-{step}/config.json").write_text(json.dumps({"norm_position": position, "dropout": step / 100}))
-    folders = [root / f"step-{step}" for step in (20, 30)]
+    folders = [models / f"step-{step}" for step in (20, 30)]
+    for folder, position in zip(folders, ("pre", "post"), strict=True):
+        change_json(folder / "config.json", norm_position=position, dropout=0.1)
+        (folder / "manifest.json").unlink()
     fails(
         2, f"{folders[0]}/config.json differs from {folders[1]}/config.json; such models cannot be averaged", *folders
     )
-    (root / "step-20/config.json").write_text(json.dumps({"norm_position": "post", "dropout": 0.2}))
-    write_model(folders, root.parent)
+    change_json(folders[0] / "config.json", norm_position="post", dropout=0.2)
+    write_model(folders, models.parent)
 
 
-def test_weights_that_are_not_finite_are_not_averaged(root, fails):
-    broken = TENSORS | {"b": torch.tensor([1.0, math.nan, 1.0, 1.0])}
-    checkpoints.save_checkpoint(root, 40, lambda folder: tensors.save_tensors(broken, folder / "model.safetensors"))
-    fails(3, f"{root}/step-40/model.safetensors: b contains NaN or infinity", root / "step-30", root / "step-40")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensor: tensor * math.nan, "has NaN or infinite values in model.shared.weight"),
+        (torch.Tensor.int, "as torch.int32; weights are torch.float32"),
+    ],
+)
+def test_weights_that_no_command_could_load_are_not_averaged(models, fails, change, message):
+    folder, file = models / "step-30", models / "step-30/model.safetensors"
+    tensors.save_tensors({name: change(tensor) for name, tensor in load_file(file).items()}, file)
+    (folder / "manifest.json").unlink()
+    fails(3, message, models / "step-20", folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("adapter_config.json", "{}", "the folder holds both a model and a"),
+        ("config.json", '{"model_type": "bert"}', "model_type is 'bert'"),
+    ],
+)
+def test_folders_of_other_models_are_not_averaged(models, fails, name, content, message):
+    (models / "step-30" / name).write_text(content)
+    (models / "step-30/manifest.json").unlink()
+    fails(2, message, models / "step-20", models / "step-30")
+
+
+def test_an_average_has_no_code_of_others_and_nothing_that_a_link_leads_to(models, tmp_path, fails):
+    secret = tmp_path / "checkpoints/secret"
+    secret.write_text('{"length_penalty": 1.0}')
+    (models / "step-30/modeling_other.py").write_text("import os")
+    average([str(models / "step-30"), "--output", str(tmp_path / "model")])
+    assert {path.name for path in (tmp_path / "model").glob("*.py")} == set(CODE_FILES)
+    shutil.rmtree(tmp_path / "model")
+    (models / "step-30/generation_config.json").unlink()
+    (models / "step-30/generation_config.json").symlink_to(secret)
+    (models / "step-30/manifest.json").unlink()
+    fails(3, f"generation_config.json leads to {secret}, outside the folder", models / "step-30")
 
 
 def test_weights_have_the_permissions_of_other_files(tmp_path):

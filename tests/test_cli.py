@@ -222,7 +222,9 @@ def test_line_breaks_in_a_translation_become_spaces(tmp_path, source):
         ("--input .", 2, ". is a folder"),
         ("--output .", 2, ". is a folder"),
         ("--output no/where", 2, "the folder no does not exist"),
-        ("--output {source}", 2, "is the input file; give another name"),
+        ("--output {source}", 2, "--output {source} is the same file as {source}; give another name"),
+        ("--report {source}", 2, "--report {source} is the same file as {source}; give another name"),
+        ("--report {source}.de --output {source}.de", 2, "--report {source}.de is the same file as {source}.de"),
         ("--num-beams 0", 2, "num_beams is 0"),
         ("--n-best 9", 2, "num_return_sequences is 9; it must lie between 1 and 4 (num_beams)"),
         ("--n_best 3 --num_beams=2", 2, "num_return_sequences is 3; it must lie between 1 and 2 (num_beams)"),
@@ -231,12 +233,14 @@ def test_line_breaks_in_a_translation_become_spaces(tmp_path, source):
         ("--output {source}.de --chunk-lines 1 --max-characters 20", 2, "line 4 has 49 characters"),
         ("--device toaster", 2, "toaster"),
         ("--device cuda:99", 4, "cuda:99"),
+        ("--device meta", 4, "device 'meta': torch has no such device here"),
+        ("--device xpu", 4, "device 'xpu': torch has no such device here"),
     ],
 )
 def test_a_wrong_option_is_a_one_line_error(model_folder, source, refused, arguments, code, named):
     words = [word.format(source=source) for word in arguments.split()]
     line = refused(main, ["translate", model_folder, "--input", source, *words], code)
-    assert line.count("\n") == 1 and named in line
+    assert line.count("\n") == 1 and named.format(source=source) in line
 
 
 @pytest.mark.skipif(shutil.which("iconv") is None, reason="needs iconv")
@@ -284,6 +288,15 @@ def test_score_prints_the_log_probability_of_each_pair(model_folder, parallel, c
         fields = json.loads(line)
         assert fields["log_probabilities"] == pytest.approx(pair.log_probabilities, abs=1e-5)
         assert len(fields["tokens"]) == len(pair.tokens) and fields["tokens"][-1] == "</s>"
+
+
+@pytest.mark.parametrize("command", ["score", "align"])
+def test_a_result_does_not_replace_a_text(model_folder, parallel, refused, command):
+    before = [path.read_bytes() for path in parallel]
+    for side in parallel:
+        words = [command, model_folder, "--source", parallel[0], "--target", parallel[1], "--output", side]
+        assert f"--output {side} is the same file as {side}; give another name" in refused(main, words)
+    assert [path.read_bytes() for path in parallel] == before
 
 
 def test_score_needs_as_many_translations_as_sources(model_folder, parallel, source, refused):

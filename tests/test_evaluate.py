@@ -9,6 +9,7 @@ import torch
 from conftest import read_rows, write_lines
 from saved_model import ENGLISH, saved_model
 
+from training.checkpoints import write_manifest
 from training.evaluate import EvaluationText, main
 from training.result_row import append_row, commit, hardware, hash_weights
 from training.scores import corpus_bleu, format_scores, scores, split_compounds, tokenise_by_moses
@@ -101,6 +102,7 @@ def test_the_command_translates_scores_and_records(model_folder, capsys):
     state.write_text(json.dumps({"progress": {"step": 7, "seconds": 5400.0, "cpu_seconds": 9000.0}}))
     (model_folder / "model/run.json").write_text(json.dumps({"command": "vaswani-transformer train --config x"}))
     table, written = model_folder / "results.csv", model_folder / "out.txt"
+    write_manifest(model_folder / "model", [model_folder / "model/model.safetensors"], average_of=["step-7"])
     evaluate(model_folder, "--json", "--record", str(table), "--hypotheses", str(written))
     result = json.loads(capsys.readouterr().out)
     expected = scores(written.read_text().splitlines(), REFERENCES)
@@ -114,6 +116,10 @@ def test_the_command_translates_scores_and_records(model_folder, capsys):
     assert row["weights_sha256"] == files_sha256(model_folder / "model/model.safetensors")
     expected = {"beam": "2", "sentences": "3", "hours": "1.5", "cpu_hours": "2.5", "steps": "7"}
     assert row == row | expected | {"command": "vaswani-transformer train --config x"}
+    (model_folder / "model/manifest.json").unlink()  # the weights may be others than those of the run
+    evaluate(model_folder, "--record", str(table))
+    row = read_rows(table)[-1]
+    assert row == row | {"hours": "", "cpu_hours": "", "steps": "", "command": ""}
 
 
 def test_each_kind_of_sentence_has_scores_and_a_row(model_folder, capsys):
@@ -236,6 +242,13 @@ def test_a_row_that_does_not_fit_is_refused_before_translating(model_folder, ref
         (["model"], "has no run.json; pass --config RECIPE"),
         (["model", "--source", "s"], "give both --source and --reference, or neither"),
         (["model", "--source", "r", "--reference", "two"], "r has 3 lines, two has 2"),
+        (["model", "--source", "two", "--reference", "blank"], "blank has no text; a score needs sentences"),
+        (["model", "--source", "blank", "--reference", "two"], "blank has no text; a score needs sentences"),
+        (
+            ["model", "--source", "s", "--reference", "r", "--hypotheses", "r"],
+            "--hypotheses r is the same file as r; give another name",
+        ),
+        (["model", "--source", "s", "--reference", "r", "--record", "/dev/null"], "give the name of a file"),
         (["model", "--source", "s", "--reference", "r", "--test", "x"], "use them without --config, --data and --test"),
         (["empty", "--source", "s", "--reference", "r", "--record", "t.csv"], "empty has no config.json"),
         (["model", "--config", "demoo"], "did you mean 'demo'"),
@@ -250,6 +263,7 @@ def test_wrong_arguments_are_one_line_errors(model_folder, arguments, message, r
     monkeypatch.chdir(model_folder)
     (model_folder / "empty").mkdir()
     (model_folder / "two").write_text("one\ntwo\n")
+    (model_folder / "blank").write_text("\n \n")
     assert message in refused(main, arguments)
 
 

@@ -24,6 +24,7 @@ from transformers import AutoConfig
 from hub import remote
 from hub.__main__ import main
 from hub.contents import collect_model_files, write_folder
+from training.checkpoints import write_manifest
 from training.evaluate import main as evaluate
 from vaswani_transformer import Translator
 from vaswani_transformer.cli import main as command_line
@@ -72,6 +73,7 @@ def trained(folder) -> Path:
     state: dict[str, Any] = {"progress": {"step": 400, "tokens": 400_000, "seconds": 766.8, "cpu_seconds": 763.2}}
     state["environment"] = {"device": "cpu"}
     (folder / "checkpoints" / "step-400" / "trainer_state.json").write_text(json.dumps(state))
+    write_manifest(folder, [folder / "model.safetensors"], average_of=["step-400"])
     return folder
 
 
@@ -191,7 +193,7 @@ def test_other_files_of_the_folder_are_not_published(trained, hub, capsys):
     torch.save({}, trained / "training_args.bin")  # the Trainer's, a pickle
     push(trained, REPO)
     output = capsys.readouterr().out
-    assert "not published: checkpoints/, metrics.jsonl, run.json, training_args.bin" in output
+    assert "not published: checkpoints/, manifest.json, metrics.jsonl, run.json, training_args.bin" in output
     assert f"{REPO}, revision main, would be created, public: one commit with 11 of 11 files" in output
     assert "dry run: nothing was uploaded; add --yes to push" in output
     assert not hub.repos and {method for method, _, _ in hub.log} == {"GET"}
@@ -667,6 +669,36 @@ def test_another_graph_under_the_same_name_is_refused(exported, tmp_path, refuse
         assert "model.onnx is not the file that was exported" in refused(run, arguments, 3)
 
 
+def test_graphs_of_an_earlier_export_are_not_published(exported, tmp_path, refused):
+    """As model_int8.onnx beside a new export: export.json has the hashes of those that were exported together."""
+    folder = shutil.copytree(exported / "model", tmp_path / "model")
+    shutil.copytree(exported / "onnx", folder / "onnx")
+    for name in ("model_int8.onnx", "model_text.onnx", "decoder_model.onnx"):
+        graph = shutil.copyfile(exported / "onnx/model.onnx", folder / "onnx" / name)
+        assert f"{name} is not one of the files of" in refused(main, ["push", folder, REPO], 3)
+        graph.unlink()
+
+
+def test_all_published_graphs_are_in_the_record(exported):
+    out = written(exported / "model", "--onnx", exported / "onnx", "--onnx", f"int8={exported / 'onnx'}")
+    record, graph = json.loads((out / "onnx/export.json").read_text()), exported / "onnx/model.onnx"
+    assert record["graphs"] == dict.fromkeys(("model.onnx", "model_int8.onnx"), file_sha256(graph))
+    for precision in (None, "int8"):
+        assert Translator.from_pretrained(out, backend="onnx", device="cpu", precision=precision).translate(["A"])
+    changed = onnx.load(graph)
+    changed.graph.name = "another"
+    onnx.save(changed, out / "onnx/model_int8.onnx")
+    with pytest.raises(BrokenFileError, match="model_int8.onnx is not the file that was exported"):
+        Translator.from_pretrained(out, backend="onnx", device="cpu", precision="int8")
+
+
+def test_a_record_with_an_unknown_precision_is_not_published(exported, tmp_path, refused):
+    export = shutil.copytree(exported / "onnx", tmp_path / "onnx")
+    change_json(export / "export.json", precision="by ann")
+    error = refused(main, ["push", exported / "model", REPO, "--onnx", export], 3)
+    assert "export.json: precision is 'by ann'; export the model again" in error
+
+
 def test_private_models_are_not_pushed_to_public_repositories(hub, folder, refused):
     hub.create(REPO)
     error = refusal(refused, folder, REPO, "--private", "--yes", out=NO_DETAILS)
@@ -842,6 +874,23 @@ def test_the_card_of_a_fine_tuned_model_says_so(trained):
     record = trained / "run.json"
     record.write_text(json.dumps(json.loads(record.read_text()) | {"earlier_training": {"step": 7000, "tokens": 9000}}))
     assert "source and target tokens; before, 7,000 steps on 9,000 tokens\n" in card_of(written(trained)).text
+
+
+def test_the_card_does_not_describe_another_training_of_the_weights(trained, capsys):
+    """As of a model that was fine-tuned or merged, and saved over that of a run."""
+    described = ("* steps: 400", "vaswani-transformer train --config demo")
+    text = (written(trained) / "README.md").read_text()
+    assert all(words in text for words in described)
+    tensors = load_file(trained / "model.safetensors")
+    save_file(
+        {name: tensor * 1.01 for name, tensor in tensors.items()}, trained / "model.safetensors", {"format": "pt"}
+    )
+    (trained / "manifest.json").unlink()  # loading advises it
+    capsys.readouterr()
+    out = written(trained)
+    text = (out / "README.md").read_text()
+    assert not any(words in text for words in described) and "training_curve.png" not in names(out)
+    assert "the card leaves out run.json: without manifest.json, the weights may be others" in capsys.readouterr().out
 
 
 def test_a_table_without_results_is_refused(folder, tmp_path, refused):

@@ -17,7 +17,13 @@ from safetensors.torch import load_file, save_file
 from saved_model import ENGLISH, VOCABULARY, change_json, trained_model, trained_tokenizer
 from tokenizers import Regex, Tokenizer, models, normalizers
 
-from vaswani_transformer import SearchSettings, TorchTranslator, Translator, tokenizer_files
+from vaswani_transformer import (
+    SearchSettings,
+    TorchTranslator,
+    Translator,
+    VaswaniTransformerForConditionalGeneration,
+    tokenizer_files,
+)
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.hub_files import find_folder
 from vaswani_transformer.loading import load_model, load_tokenizer
@@ -433,6 +439,19 @@ def test_a_tensor_in_two_files_is_refused(folder):
     assert f"two.safetensors holds {name}, which another file holds as well" in refusal(folder)
 
 
+def test_tied_weights_with_different_values_are_refused(folder):
+    """transformers would not tie them: users of the folder would have two models."""
+    weights = load_file(folder / WEIGHTS)
+    for factor in (1, 2):
+        weights["lm_head.weight"] = weights["model.shared.weight"] * factor
+        save_file(weights, folder / WEIGHTS, {"format": "pt"})
+        if factor == 1:
+            assert torch.equal(load_model(folder, device="cpu").lm_head.weight, trained_model().lm_head.weight)
+    assert "different values in lm_head.weight and model.shared.weight, which config.json ties" in refusal(folder)
+    loaded = VaswaniTransformerForConditionalGeneration.from_pretrained(folder)
+    assert not torch.equal(loaded.lm_head.weight, loaded.model.shared.weight)
+
+
 @pytest.mark.parametrize("name", ["a\0b", "a\nb", "\ud800", "a" * 300, "\x1b[31m", 5])
 def test_an_index_names_files_by_printable_names(folder, name):
     sharded(folder, "two.safetensors")
@@ -490,12 +509,31 @@ def test_patterns_of_known_tokenizers_are_used(folder, pattern):
 )
 @pytest.mark.parametrize(
     "pattern",
-    ["(a+)+b", "(?:[ab]*c*)*d", r"(\w{2,9}){3,}b"],
+    ["(a+)+b", "(?:[ab]*c*)*d", r"(\w{2,9}){3,}b", "((a+))+b", r"(?:x(?:(\s*)y)z?)*b"],
 )
 def test_a_pattern_that_may_backtrack_for_minutes_is_refused(folder, field, step, pattern):
     change_json(folder / "tokenizer.json", **{field: step | {"pattern": {"Regex": pattern}}})
     with pytest.raises(BrokenFileError, match=f"tokenizer.json: {field} has the pattern .*, which may take minutes"):
         load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
+def test_a_pattern_that_gives_up_on_a_text_is_named(folder, exported, tmp_path, backend):
+    """The library panics. No check finds all such patterns before."""
+    if backend == "onnx":
+        folder = shutil.copytree(exported / "onnx", tmp_path / "onnx")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    split = SPLIT | {"pattern": {"Regex": "(?:a|aa)+$b"}}
+    steps = {"type": "Sequence", "pretokenizers": [split, content["pre_tokenizer"]]}
+    change_json(folder / "tokenizer.json", pre_tokenizer=steps)
+    translator: Any = Translator.from_pretrained(folder, backend=backend, device="cpu")
+    assert translator.translate("A house.", max_new_tokens=3)
+    calls = [lambda text: translator.translate(text)]
+    if backend == "torch":
+        calls.append(lambda text: translator.score(text, text))
+    for call in calls:
+        with pytest.raises(BrokenFileError, match=f"{folder}/tokenizer.json fails on a text .*retry-limit"):
+            call("a" * 60 + "!")
 
 
 @pytest.mark.parametrize(

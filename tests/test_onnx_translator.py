@@ -254,6 +254,19 @@ def test_an_export_of_other_weights_in_several_files_is_refused(exported: Path, 
         OnnxTranslator.from_pretrained(model)
 
 
+def test_a_graph_that_no_record_lists_is_refused(folder: Path, tmp_path: Path) -> None:
+    """As model_int8.onnx of earlier weights, beside a new export."""
+    other = shutil.copytree(folder, tmp_path / "other")
+    shutil.copyfile(folder / "model.onnx", other / "model_int8.onnx")
+    with pytest.raises(
+        BrokenFileError, match=r"model_int8.onnx is not one of the files of .*/export.json \(model.onnx\)"
+    ):
+        OnnxTranslator.from_pretrained(other, precision="int8")
+    assert OnnxTranslator.from_pretrained(other).translate(ENGLISH)
+    (other / "export.json").unlink()
+    assert OnnxTranslator.from_pretrained(other, precision="int8").translate(ENGLISH)
+
+
 def test_another_graph_is_refused(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "other", ignore=shutil.ignore_patterns("export.json"))
     op = GraphBuilder("other.")

@@ -166,6 +166,25 @@ def test_changes_of_recipe_text_tokenizer_and_processes_are_refused(start, text,
     start(ranks=2, allow_changed=True, max_steps=6).ends(0, "resuming a changed run: processes was 1, is 2")
 
 
+def test_a_checkpoint_of_another_run_is_refused(stopped, start, tmp_path):
+    start(output="other", seed=2, max_steps=6).ends(0)
+    other = tmp_path / "other/checkpoints/step-6"
+    shutil.copytree(other, stopped.with_name("step-6"))
+    start().ends(2, "holds a run that differs: recipe.seed was 2, is 1. Restore it")
+    shutil.rmtree(stopped.with_name("step-6"))
+    start(max_steps=6).ends(0, f"resuming from {stopped.name}")
+
+
+def test_a_finished_run_without_checkpoints_does_not_start_again(start, tmp_path):
+    start(max_steps=5).ends(0)
+    before = (tmp_path / "run/model.safetensors").read_bytes()
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    start(max_steps=6).ends(3, "run/checkpoints has no checkpoint, but the run has written", "--overwrite true")
+    assert (tmp_path / "run/model.safetensors").read_bytes() == before
+    start(max_steps=6, overwrite=True).ends(0)
+    assert (tmp_path / "run/model.safetensors").read_bytes() != before
+
+
 def test_another_validation_text_is_refused_or_begins_with_its_own_best_loss(stopped, start, tmp_path):
     progress = json.loads((stopped / "trainer_state.json").read_text())["progress"]
     change_json(stopped / "trainer_state.json", progress=progress | {"best_loss": 0.1, "best_step": 2})

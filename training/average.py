@@ -11,7 +11,7 @@ import typer
 from vaswani_transformer.atomic import atomic_folder, check_new_folder
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.exit import exit_cleanly
-from vaswani_transformer.model_folder import WEIGHTS, verify_manifest
+from vaswani_transformer.model_folder import WEIGHTS
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -22,6 +22,8 @@ def average(
     output: Annotated[Path, typer.Option(help="The new model folder.")],
     last: Annotated[int, typer.Option(min=1, help="Number of a run's last checkpoints.")] = 5,
 ) -> None:
+    from vaswani_transformer.loading import load_model
+
     from .checkpoints import list_regular_checkpoints
     from .final_model import write_model
 
@@ -36,7 +38,7 @@ def average(
         if not (folder / WEIGHTS).is_file():
             raise InputError(f"{folder} has no {WEIGHTS}: not a model folder or a checkpoint of a run")
         try:
-            verify_manifest(folder)
+            load_model(folder, "cpu")  # refuses what no command could load: the average would be no model either
         except BrokenFileError as error:
             raise BrokenFileError(f"{error}; choose checkpoints without {folder.name}") from error
     check_new_folder(output)

@@ -53,6 +53,7 @@ from .report import Reporter
 from .run_folder import check_unchanged
 
 RESUMED_FILES = (WEIGHTS, OPTIMIZER, STATE)
+RECIPE = "recipe"  # of the fingerprint: the keys that must stay the same
 MAX_BAD_STEPS = 10  # in a row, whose gradient is not finite
 
 
@@ -212,7 +213,8 @@ class Checkpointer:
         progress, environment = Progress.read(state["progress"], path), state["environment"]
         if progress.step != parse_step(folder):
             raise BrokenFileError(f"{path}: progress: step is {progress.step} in {folder.name}")
-        before, now = state["fingerprint"], self.state["fingerprint"]
+        now = self.state["fingerprint"]
+        before = {RECIPE: now[RECIPE]} | state["fingerprint"]  # those of earlier versions record no recipe
         check_unchanged(before, now, self.run_settings, self.reporter.say)
         if before.get(VALIDATION_SHA256) != now[VALIDATION_SHA256]:  # losses of two texts cannot be compared
             progress = dataclasses.replace(progress, best_loss=None, best_step=None, validations_since_best=0)
@@ -344,6 +346,11 @@ def newest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
         raise BrokenFileError(f"{root}: all {broken} checkpoints are damaged; start again with --overwrite true")
     if (newest := read_pointer(root / "latest")) is not None:
         raise BrokenFileError(f"{root}: {newest} is missing; restore it, or start again with --overwrite true")
+    if (model := root.with_name(WEIGHTS)).exists():
+        raise BrokenFileError(
+            f"{root} has no checkpoint, but the run has written {model}; restore one, choose another output_dir, or "
+            "start again with --overwrite true"
+        )
     return None
 
 

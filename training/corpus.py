@@ -25,6 +25,7 @@ from vaswani_transformer.atomic import atomic_folder, remove
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, name_in_errors
 from vaswani_transformer.files import files_sha256, read_json_object, write_json
 from vaswani_transformer.sentences_vaswani_transformer import choose_cleaning, cleans_itself
+from vaswani_transformer.tokenizer_files import panics_as_errors
 
 from .parallel_text import (
     HELD_OUT_EVERY,
@@ -278,7 +279,7 @@ def tokenise(
             ids.append([encoded.ids for encoded in backend.encode_batch_fast(text)])
         return ids
 
-    with ExitStack() as stack:
+    with panics_as_errors(None), ExitStack() as stack:
         gc.freeze()  # the lists of ids make the collector run often, and it need not visit the loaded modules each time
         stack.callback(gc.unfreeze)
         files = {file: stack.enter_context((folder / file).open("wb")) for file in FILES}

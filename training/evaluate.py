@@ -13,7 +13,7 @@ import typer
 
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.exit import exit_cleanly
-from vaswani_transformer.lines import open_output, read_lines, remove_line_breaks
+from vaswani_transformer.lines import open_output, read_lines, refuse_same_file, remove_line_breaks
 from vaswani_transformer.model_argument import find_model_and_backend
 from vaswani_transformer.options import (
     Backend,
@@ -81,6 +81,8 @@ def evaluate(
     text = read_text(folder, source, reference, config, data, test)
     if kinds is not None:
         text = replace(text, kinds=read_kinds(kinds, len(text.sources)))
+    if hypotheses is not None:
+        refuse_same_file("--hypotheses", hypotheses, source, reference, kinds, record_to)
     if hypotheses is not None and (hypotheses.is_dir() or not hypotheses.parent.is_dir()):
         raise InputError(f"--hypotheses {hypotheses}: give the name of a file in an existing folder")
     weights = "" if record_to is None else hash_weights(folder)
@@ -161,8 +163,9 @@ def read_text_files(source: Path, reference: Path) -> EvaluationText:
     sources, references = ([line.strip() for line in read_lines(path)] for path in (source, reference))
     if len(sources) != len(references):
         raise InputError(f"{source} has {len(sources)} lines, {reference} has {len(references)}")
-    if not sources:
-        raise InputError(f"{source} is empty")
+    for path, lines in ((source, sources), (reference, references)):
+        if not any(lines):
+            raise InputError(f"{path} has no text; a score needs sentences and their translations")
     language = reference.name.removesuffix(".gz").rpartition(".")[2]  # test.de
     return EvaluationText(source.stem, source.parent.name, sources, references, language=language)
 

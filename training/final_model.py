@@ -11,8 +11,9 @@ from safetensors import SafetensorError, safe_open
 
 from vaswani_transformer.atomic import atomic_file, move_files, remove, temporary_path
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, name_in_errors
-from vaswani_transformer.files import check_readable, read_json_object
+from vaswani_transformer.files import check_inside, check_readable, read_json_object
 from vaswani_transformer.model_folder import (
+    CODE_FILES,
     FIXED_ENTRIES,
     MANIFEST,
     SETTINGS_FILES,
@@ -30,8 +31,7 @@ from .tensors import not_finite, save_tensors
 
 def list_other_files(folder: Path) -> list[str]:
     """Return the names of a model folder's other files, config.json first and the model's code last."""
-    code = sorted(path.name for path in folder.glob("*.py"))
-    return [name for name in (*SETTINGS_FILES, MANIFEST, *code) if (folder / name).is_file()]
+    return [name for name in (*SETTINGS_FILES, MANIFEST, *CODE_FILES) if (folder / name).is_file()]
 
 
 def average_weights(folders: list[Path]) -> dict[str, torch.Tensor]:
@@ -78,12 +78,16 @@ def write_model(folders: list[Path], model: Path) -> None:
     for name in SETTINGS_FILES:
         if name == "config.json" or name.endswith("tokenizer.json"):
             paths = [folder / name for folder in folders if (folder / name).is_file()]
+            if paths and len(paths) < len(folders):
+                absent = next(folder / name for folder in folders if folder / name not in paths)
+                raise InputError(f"{absent} is missing, but there is {paths[0]}; such models cannot be averaged")
             for path in paths[:-1]:
                 if read_fixed_entries(path) != read_fixed_entries(paths[-1]):
                     raise InputError(f"{path} differs from {paths[-1]}; such models cannot be averaged")
     save_tensors(average_weights(folders), model / WEIGHTS)
     for name in list_other_files(folders[-1]):
         if name != MANIFEST:
+            check_inside(folders[-1] / name, folders[-1])  # the content that a link leads to would be copied
             (model / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(folders[-1] / name, model / name)
     # Without the settings, which users may edit.

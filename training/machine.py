@@ -22,7 +22,7 @@ from accelerate.utils import (
 )
 
 from vaswani_transformer import VaswaniTransformerConfig
-from vaswani_transformer.errors import UnavailableError
+from vaswani_transformer.errors import InputError, UnavailableError
 
 from .cost import training_memory
 from .launch import LAUNCHED
@@ -95,7 +95,14 @@ def choose_precision(wanted: str | None, saved: Mapping[str, Any]) -> str | None
 
 
 def check_precision(precision: str | None, device: torch.device) -> None:
-    """Raise UnavailableError for fp16 on a CPU, where Accelerate would train in float32 without a warning."""
+    """Raise an error for a precision that Accelerate would replace by float32 without a warning, as fp16 on a CPU.
+
+    It takes any word from its variable.
+    """
+    if precision not in (None, "no", "bf16", "fp16"):
+        raise InputError(
+            f"ACCELERATE_MIXED_PRECISION is {precision!r}; it must be no, bf16 or fp16: Accelerate would ignore others"
+        )
     if precision == "fp16" and device.type == "cpu":
         raise UnavailableError("mixed_precision fp16 needs a GPU, and there is none; use bf16 or no")
 

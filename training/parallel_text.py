@@ -462,7 +462,7 @@ def _load_split(settings: TextSettings, split: str) -> tuple[Any, str]:
             fingerprint = f"{name} {builder.config_id} {builder.hash} {split}"
         else:
             loaded = datasets.load_dataset(name, settings.dataset_config)
-    except (OSError, ValueError, DatasetsError) as error:
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:  # RuntimeError: a script, which is not run
         raise UnavailableError(f"dataset {name} cannot be loaded: {' '.join(str(error).split())}") from error
     if isinstance(loaded, dict):
         if split not in loaded:

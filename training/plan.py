@@ -22,7 +22,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def plan(
     context: typer.Context,
     config: Config = None,
-    seconds: Annotated[float, typer.Option(min=0, help="Seconds to measure the speed for; 0: do not measure.")] = 10,
+    seconds: Annotated[
+        float, typer.Option(min=0, max=86_400, help="Seconds to measure the speed for; 0: do not measure.")
+    ] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     recipe = read_command(config, context.args)

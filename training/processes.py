@@ -18,7 +18,7 @@ from torch.distributed import DistError
 from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.exit import print_error
 
-from .machine import choose_precision
+from .machine import choose_precision, this_device
 from .recipe import differences, nearest
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # a process that hangs in a step ends the run
@@ -39,9 +39,10 @@ def make_accelerator(
         if name in LOGGER_TYPE_TO_CLASS and LoggerType(name) not in get_available_trackers():
             raise UnavailableError(f"trackers: {name} is not installed; pip install {name}")
     launched = launcher_settings()  # Accelerate sets some of them itself
+    chosen = {name: value for name, value in os.environ.items() if name.startswith("ACCELERATE_")}
     try:
         with name_missing_processes(launched):
-            return Accelerator(
+            accelerator = Accelerator(
                 # Explicit, or Accelerate starts several processes without a GPU as independent runs.
                 cpu=not torch.accelerator.is_available(),
                 mixed_precision=choose_precision(mixed_precision, saved),
@@ -52,14 +53,17 @@ def make_accelerator(
                     DistributedDataParallelKwargs(gradient_as_bucket_view=True),
                 ],
             )
-    except (ValueError, ImportError, DistError) as error:
-        place = "mixed_precision or trackers"
+    except (ValueError, ImportError, DistError, RuntimeError) as error:
+        place = f"mixed_precision, trackers{', or a variable of Accelerate (' + show(chosen) + ')' if chosen else ''}"
         if launched:
             place += (
                 f", or what another launcher has set ({show(launched)}; unset {' '.join(launched)} for one process)"
             )
         kind = InputError if isinstance(error, ValueError) else UnavailableError
         raise kind(f"{place}: {' '.join(str(error).split())}") from error
+    if (device := accelerator.device).type not in ("cpu", this_device().type):
+        raise UnavailableError(f"ACCELERATE_TORCH_DEVICE is {device}; torch has no such device here: unset it")
+    return accelerator
 
 
 def launcher_settings() -> dict[str, str]:

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from vaswani_transformer import __version__
 from vaswani_transformer.errors import InputError, UnavailableError, name_in_errors
 from vaswani_transformer.files import files_sha256
-from vaswani_transformer.model_folder import read_config, weight_files
+from vaswani_transformer.model_folder import read_config, verify_manifest, weight_files
 from vaswani_transformer.training_run import RESULT_COLUMNS, format_hours, read_progress, read_run
 
 from .evaluate import EvaluationText
@@ -34,12 +34,13 @@ def append_row(
     """
     if hash_weights(model) != weights:
         raise InputError(f"--record {path}: the weights in {model} changed during the evaluation; evaluate them again")
-    progress = read_progress(model)
+    is_of_run = verify_manifest(model)  # else run.json may describe weights that others have replaced
+    progress = read_progress(model) if is_of_run else {}
     values: dict[str, Any] = {
         **result,
         "date": date.today().isoformat(),
         "commit": commit(),
-        "command": read_run(model).get("command", ""),
+        "command": read_run(model).get("command", "") if is_of_run else "",
         "hardware": hardware(device),
         "hours": format_hours(progress["seconds"]) if "seconds" in progress else "",
         "cpu_hours": format_hours(progress["cpu_seconds"]) if "cpu_seconds" in progress else "",
@@ -74,7 +75,7 @@ def append_rows(path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any
 
 def check_columns(path: Path, columns: Sequence[str]) -> None:
     """Raise InputError unless `path` is a CSV file with these columns, or can become one."""
-    if path.is_dir() or not path.parent.is_dir():
+    if not path.parent.is_dir() or (path.exists() and not path.is_file()):
         raise InputError(f"--record {path}: give the name of a file in an existing folder")
     if not path.exists():
         return

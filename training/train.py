@@ -19,7 +19,7 @@ from vaswani_transformer.tried_versions import untried_versions_warning
 
 from . import fsdp, machine
 from .batches import InputPipeline, RunBatches, batch_by_length
-from .checkpoints import Checkpointer, Progress, recorded_choices
+from .checkpoints import RECIPE, Checkpointer, Progress, recorded_choices
 from .corpus import Corpora, read_corpora
 from .final_model import write_final_model
 from .metrics import Meter, Window, measure_bleu, measure_loss
@@ -83,7 +83,7 @@ def train(recipe: Recipe, change: Callable[[Any], None] | None = None) -> None:
             claim_output(output, record, settings, reporter.say)
         accelerator.wait_for_everyone()
         with default_signal_handlers():  # there is nothing to save yet, and reading the text may take an hour
-            run = Run(settings, accelerator, reporter, signals, shard_weights, saved)
+            run = Run(settings, record["fixed_keys"], accelerator, reporter, signals, shard_weights, saved)
         if change is not None:
             change(run.network.model)
         stack.enter_context(signals.handle())
@@ -107,6 +107,7 @@ class Run:
     def __init__(
         self,
         settings: Settings,
+        fixed_keys: dict[str, Any],
         accelerator: Accelerator,
         reporter: Reporter,
         signals: Signals,
@@ -115,6 +116,7 @@ class Run:
     ):
         """Read the text and build the network. The run is then ready for its first step.
 
+        fixed_keys: of the recipe, which every checkpoint records: one of another run may lie in the folder
         shard_weights: use FSDP instead of DDP if there are several processes
         saved: the choices that the newest checkpoint of the run records
         """
@@ -161,6 +163,7 @@ class Run:
             seed=settings.run.seed, max_gradient_norm=settings.optimizer.max_gradient_norm,
         )  # fmt: skip
         fingerprint = {**corpora.sha256s(), "processes": processes, "micro_batches": micro_batches}
+        fingerprint[RECIPE] = fixed_keys
         state = {"fingerprint": fingerprint, "environment": self.environment}
         self.checkpointer = Checkpointer(
             self.output / "checkpoints", self.network, corpora, settings.checkpoints, settings.run, state, reporter

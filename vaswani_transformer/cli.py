@@ -20,7 +20,7 @@ from .errors import InputError
 from .exit import exit_cleanly
 from .files import files_sha256
 from .hub_files import check_folder
-from .lines import check_file, open_output, read_arriving_lines, read_lines
+from .lines import check_file, open_output, read_arriving_lines, read_lines, refuse_same_file
 from .model_argument import find_model, find_model_and_backend
 from .model_folder import choose_backend
 from .options import (
@@ -117,7 +117,9 @@ def tokenizer(
     vocab_size: Annotated[
         int, typer.Option(max=1_000_000, help="Entries, including 4 special tokens and 256 bytes.")
     ] = 37000,
-    min_frequency: Annotated[int, typer.Option(min=1, help="Merge pairs that occur at least this often.")] = 2,
+    min_frequency: Annotated[
+        int, typer.Option(min=1, max=1_000_000_000, help="Merge pairs that occur at least this often.")
+    ] = 2,
     split_digits: Annotated[bool, typer.Option("--split-digits", help="Make every digit one token.")] = False,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Convert all text to lower case.")] = False,
     symbols: Annotated[
@@ -304,9 +306,9 @@ def check_paths(input: str, output: str, report: str | None) -> bool:
     """Refuse impossible names before the model is loaded. Return whether a file is translated to a file, in parts."""
     if input != "-":
         check_file(input)
-        if output != "-" and Path(output).exists() and Path(input).samefile(output):
-            raise InputError(f"--output {output} is the input file; give another name")
+    refuse_same_file("--output", output, input)
     if report is not None:
+        refuse_same_file("--report", report, input, output)
         append_report(Path(report), [], [])
     in_parts = input != "-" and Path(input).is_file() and output != "-"
     in_parts = in_parts and (Path(output).is_file() or not Path(output).exists())
@@ -362,6 +364,7 @@ def score(
 ) -> None:
     folder = find_model(context, model, revision, dry_run)
     sources, targets = read_parallel(source, target)
+    refuse_same_file("--output", output, source, target)
     progress = shows_progress(progress, target, output)
     with open_output(output) as out:
         translator = load_translator(folder, device=device, dtype=dtype)
@@ -405,6 +408,7 @@ def align(
 ) -> None:
     folder = find_model(context, model, revision, dry_run)
     sources, targets = read_parallel(source, target)
+    refuse_same_file("--output", output, source, target)
     progress = shows_progress(progress, target, output)
     with open_output(output) as out:
         translator = load_translator(folder, device=device, dtype=dtype)

@@ -54,7 +54,7 @@ def name_in_errors(path: object) -> Iterator[None]:
     except OSError as error:
         if error.errno is None and "(os error " in str(error):
             raise UnavailableError(f"{path} cannot be read: {error}") from error
-        if error.filename is None:
+        if error.filename is None and error.errno is not None:  # gzip's own error has only a message
             error.filename = str(path)
         raise
     except RuntimeError as error:

@@ -72,9 +72,15 @@ def download(
     files: glob patterns
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils import disable_progress_bars, tqdm
 
-    options: dict[str, Any] = {"revision": revision, "allow_patterns": list(files)}
+    class OnTerminal(tqdm):
+        """Shows itself on a terminal only. Of huggingface_hub's bars, that of the files appears in logs, too."""
+
+        def __init__(self, *arguments: Any, **settings: Any):
+            super().__init__(*arguments, **{"disable": None} | settings)
+
+    options: dict[str, Any] = {"revision": revision, "allow_patterns": list(files), "tqdm_class": OnTerminal}
     with hub_errors(repo, revision):
         if not dry_run:
             with without_warning():
@@ -101,7 +107,7 @@ def download_any(repo: str, revision: str | None, dry_run: bool) -> Path:
             return Path(
                 snapshot_download(repo, revision=revision, allow_patterns=["config.json"], local_files_only=True)
             )
-        names = [entry.path for entry in HfApi().list_repo_tree(repo, revision=revision, recursive=True)]
+        names = [str(entry.path) for entry in HfApi().list_repo_tree(repo, revision=revision, recursive=True)]
     config = {}
     if "config.json" in names:
         path = download(repo, revision, ["config.json"]) / "config.json"
@@ -189,7 +195,9 @@ def hub_errors(repo: str, revision: str | None) -> Iterator[None]:
             f"{repo}: its owner restricts access; accept the conditions on its page, and log in (`hf auth login`)"
         ) from error
     except RevisionNotFoundError as error:
-        raise InputError(f"{repo} has no revision {revision!r} on the Hub; give a branch, a tag or a commit") from error
+        raise InputError(
+            f"{repo} has no revision {revision or 'main'!r} on the Hub; give a branch, a tag or a commit"
+        ) from error
     except RepositoryNotFoundError as error:
         raise InputError(
             f"{repo}: no such folder, and no such repository on the Hub; for a private one, log in (`hf auth login`) "
@@ -203,10 +211,15 @@ def hub_errors(repo: str, revision: str | None) -> Iterator[None]:
             why = f"the Hub cannot be reached ({one_line(str(error.__cause__))})"
         raise UnavailableError(f"{repo}: no such folder, it has not been downloaded before, and {why}") from error
     except HfHubHTTPError as error:
-        raise UnavailableError(f"{repo}: the Hub answers with an error ({one_line(str(error))})") from error
+        raise UnavailableError(f"{repo}: the Hub answers with an error ({one_line(str(error))}); try again") from error
     except Exception as error:  # network errors come from four libraries
+        if isinstance(error, OSError) and error.filename is not None:  # of the cache: a full disk, no permission
+            raise
         reason = one_line(f"{type(error).__name__}: {error}")
-        raise UnavailableError(f"{repo}: no such folder, and the Hub cannot be reached ({reason})") from error
+        raise UnavailableError(
+            f"{repo}: no such folder, and the Hub cannot be reached ({reason}); check the network, a proxy that wants "
+            "a login, and HF_ENDPOINT"
+        ) from error
 
 
 @contextmanager

@@ -59,6 +59,15 @@ def check_file(path: str | Path) -> Path:
     return path
 
 
+def refuse_same_file(option: str, output: object, *others: object) -> None:
+    """Raise InputError if an output is a file that the command also reads or writes, which it would replace."""
+    path = Path(str(output))
+    for other in map(Path, map(str, (other for other in others if other is not None))):
+        is_same = path.samefile(other) if path.exists() and other.exists() else path.absolute() == other.absolute()
+        if is_same and str(output) != "-" and (path.is_file() or not path.exists()):
+            raise InputError(f"{option} {output} is the same file as {other}; give another name")
+
+
 @contextmanager
 def open_text(path: Path) -> Iterator[BinaryIO]:
     """Open a file for reading bytes, and decompress it if its name ends in .gz. Raises BrokenFileError."""

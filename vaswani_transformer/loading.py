@@ -99,10 +99,13 @@ def assign_weights(model: VaswaniTransformerForConditionalGeneration, weights: d
     """
     expected, tied = model.state_dict(), model.all_tied_weights_keys
     for name, original in tied.items():  # one copy of a tied matrix is enough, under any of its names
-        if name in weights:
-            weights.setdefault(original, weights[name])
-            if weights[name].shape == weights[original].shape:
-                del weights[name]
+        if name in weights and weights.setdefault(original, weights[name]).shape == weights[name].shape:
+            if not torch.equal(weights[name], weights[original]):  # transformers would not tie them
+                raise BrokenFileError(
+                    f"{where} has different values in {name} and {original}, which config.json ties; set "
+                    "tie_word_embeddings or share_encoder_decoder_embeddings to false there, or remove one of them"
+                )
+            del weights[name]
     if missing := [name for name in expected if name not in weights and name not in tied]:
         raise BrokenFileError(f"{where} lacks {enumerate_names(missing)}, which config.json requires")
     if unknown := [name for name in weights if name not in expected]:
@@ -184,4 +187,7 @@ def as_device(device: str | torch.device | None) -> torch.device:
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()
         raise UnavailableError(f"device {device!r}: torch {torch.__version__} sees {found} CUDA devices here; use cpu")
+    there = {"cpu", "cuda", getattr(torch.accelerator.current_accelerator(check_available=True), "type", "cpu")}
+    if chosen.type not in there:
+        raise UnavailableError(f"device {device!r}: torch has no such device here; use cpu or leave it out")
     return chosen

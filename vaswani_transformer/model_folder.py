@@ -226,7 +226,7 @@ def enumerate_names(names: Iterable[str]) -> str:
 def check_graph(graph: Path) -> bool:
     """Return whether an ONNX file is known to be the one that was exported; False if no record says so.
 
-    Raises BrokenFileError if it is another file, or its model has other weights now.
+    Raises BrokenFileError if it is another file, or none of the exported ones, or its model has other weights now.
     """
     record = graph.with_name(EXPORT_RECORD)
     fields = read_json_object(record, "graphs") if os.path.lexists(record) else {}
@@ -239,6 +239,11 @@ def check_graph(graph: Path) -> bool:
             raise BrokenFileError(
                 f"{graph} was exported from other weights than {find_weights(model)}; export the model again"
             )
+    if exported and graph.name not in exported:
+        raise BrokenFileError(
+            f"{graph} is not one of the files of {record} ({enumerate_names(exported)}), so its weights are unknown; "
+            f"export the model again, or remove {EXPORT_RECORD} if the file belongs to it"
+        )
     for file in (graph, graph.with_name(f"{graph.name}.data")):
         if file.name in exported and not (file.is_file() and exported[file.name] == file_sha256(file)):
             raise BrokenFileError(

@@ -24,9 +24,10 @@ MOST_LETTERS_OF_A_LETTER = 10_000  # by all steps of a tokenizer; SentencePiece'
 # Steps of tokenizers that may double each letter, besides those with a text to insert. A second ByteLevel encodes what
 # the first has made; the others insert a space everywhere if the text that they replace is empty.
 DOUBLING = ("ByteLevel", "BPEDecoder", "CTC")
-# Of regular expressions: an escaped character or a set, and a group that is repeated and has a repetition inside.
+# Of regular expressions: an escaped character or a set, a group without another inside, and a repetition.
 ESCAPE_OR_SET = re.compile(r"\\[pP]\{[^}]*\}|\\.|\[(?:\\.|[^\]])*\]")
-NESTED_REPETITION = re.compile(r"\([^()]*(?:[+*]|\{\d*,\d*\})[^()]*\)(?:[+*]|\{\d*,)")
+INNER_GROUP = re.compile(r"\(([^()]*)\)([+*]|\{\d*,)?")
+REPETITION = re.compile(r"[+*]|\{\d*,\d*\}")
 # Entries of tokenizer_config.json that are read and published. Others name files or code, or add tokens that
 # tokenizer.json and the model do not have.
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -140,11 +141,22 @@ def check_patterns(path: Path, tokenizer: "Tokenizer") -> None:
     """Raise BrokenFileError naming a regular expression that can keep the library busy for minutes, as `(a+)+b` can."""
     for name, step in list_steps(tokenizer, ("normalizer", "pre_tokenizer", "decoder")):
         pattern = step["pattern"].get("Regex") if isinstance(step.get("pattern"), dict) else None
-        if pattern is not None and NESTED_REPETITION.search(ESCAPE_OR_SET.sub("x", pattern)):
+        if pattern is not None and has_nested_repetition(pattern):
             raise BrokenFileError(
                 f"{path}: {name} has the pattern {reprlib.repr(pattern)}, which may take minutes for a short text; "
                 "write it without a repetition inside a repeated group"
             )
+
+
+def has_nested_repetition(pattern: str) -> bool:
+    """Return whether a regular expression repeats a group that has a repetition inside, in whatever groups."""
+    rest = ESCAPE_OR_SET.sub("x", pattern)
+    while group := INNER_GROUP.search(rest):
+        inside, repeated = REPETITION.search(group[1]), group[2]
+        if inside and repeated:
+            return True
+        rest = rest[: group.start()] + ("x+" if inside else f"x{repeated or ''}") + rest[group.end() :]
+    return False
 
 
 def list_steps(tokenizer: "Tokenizer", names: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -172,6 +184,20 @@ def tokenizer_errors(path: Path) -> Iterator[None]:
         read_json_object(path)  # which says more about a file that is missing, or no JSON
         raise BrokenFileError(
             f"{path} is not a tokenizer ({one_line(str(error))}); copy or download it again"
+        ) from None
+
+
+@contextmanager
+def panics_as_errors(folder: Path | None) -> Iterator[None]:
+    """Raise a panic of the tokenizers library about a text, as of a pattern that backtracks, as BrokenFileError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # pyo3's, which cannot be imported
+            raise
+        raise BrokenFileError(
+            f"{'tokenizer.json' if folder is None else folder / 'tokenizer.json'} fails on a text "
+            f"({one_line(str(error))}); its patterns do not suit the text: use the tokenizer of another model"
         ) from None
 
 

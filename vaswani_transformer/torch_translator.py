@@ -36,6 +36,7 @@ from .model_folder import AlignmentHead, ModelFolder, parse_alignment_heads
 from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration, target_vocab_size
 from .search_vaswani_transformer import SearchSettings, check_number, refuse_settings_of_generate
 from .sentences_vaswani_transformer import TARGET_TOKENIZER, LanguageTokens, choose_cleaning
+from .tokenizer_files import panics_as_errors
 from .translator import (
     LARGEST_COUNT,
     LOGITS_PER_TOKEN,
@@ -292,8 +293,9 @@ class TorchTranslator(Translator):
         if not sources:
             return EncodedPairs([], [], [])
         sources = self.add_language(list(map(self.clean, sources)), target_language, "source")
-        source_ids = cast(list[list[int]], self.tokenizer(sources, verbose=False)["input_ids"])
-        target_ids = cast(list[list[int]], self.target_tokenizer(text_target=targets, verbose=False)["input_ids"])
+        with panics_as_errors(self.folder):
+            source_ids = cast(list[list[int]], self.tokenizer(sources, verbose=False)["input_ids"])
+            target_ids = cast(list[list[int]], self.target_tokenizer(text_target=targets, verbose=False)["input_ids"])
         for kind, side in (("source", source_ids), ("target", target_ids)):
             for number, ids in enumerate(side, start=1):
                 if self.positions is not None and len(ids) > self.positions:

@@ -30,6 +30,7 @@ from .sentences_vaswani_transformer import (
     source_limit,
     split_text,
 )
+from .tokenizer_files import panics_as_errors
 from .workers import BatchSearch, Found, Workers
 
 if TYPE_CHECKING:  # imported where they are used: either backend works without the other
@@ -337,7 +338,8 @@ class Translator(ABC):
             return Chunk(texts, parts, batches, pool.start([[parts[i][1].ids for i in batch] for batch in batches]))
 
         count = 1 if how.one_thread else how.workers or cores or 1
-        with Workers(partial(self._open_search, settings, how.alignments), count, how.one_thread) as pool:
+        open_search = partial(self._open_search, settings, how.alignments)
+        with panics_as_errors(self.folder), Workers(open_search, count, how.one_thread) as pool:
             begun = map(begin, chunks)
             for chunk in take_ahead(begun) if look_ahead else begun:
                 yield self._finish(chunk, how)
