@@ -38,7 +38,7 @@ def train_lstm(recipe: Recipe) -> tuple[RnnWithAttention, Run]:
     folder = Path(recipe.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     accelerator = make_accelerator(recipe.mixed_precision, [], folder, {})
-    run = Run(recipe.settings(), accelerator, Reporter(True), Signals())
+    run = Run(recipe.settings(), recipe.fixed_keys(), accelerator, Reporter(True), Signals())
     transformer: Any = run.network.model
     torch.manual_seed(recipe.seed)
     vocabulary, dropout = len(run.corpora.tokenizer), transformer.config.dropout

@@ -123,7 +123,7 @@ def ours(options: list[str], settings: Settings) -> tuple[Any, TakeSteps]:
     }
     recipe = settings.recipe.model_copy(update=changes)
     accelerator = make_accelerator(recipe.mixed_precision, [], output, {})
-    program = Run(recipe.settings(), accelerator, Reporter(False), Signals())
+    program = Run(recipe.settings(), recipe.fixed_keys(), accelerator, Reporter(False), Signals())
     if "compile" in options:
         program.network.module.compile(dynamic=True)
 
