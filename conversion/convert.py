@@ -20,7 +20,7 @@ from vaswani_transformer.errors import (
 )
 from vaswani_transformer.files import check_readable
 from vaswani_transformer.loading import load_model
-from vaswani_transformer.model_folder import MODEL_TYPE, enumerate_names
+from vaswani_transformer.model_folder import CONVERTIBLE_TYPES, MODEL_TYPE, enumerate_names
 from vaswani_transformer.search_vaswani_transformer import REPETITION
 from vaswani_transformer.torch_translator import TorchTranslator
 
@@ -64,7 +64,6 @@ NO_LANGUAGES_NOTE = (
     "The model has many languages, whose tokens are unknown without the vocabulary. Put the source's id in front of "
     "sources as in its toolkit, and give generate() the target's as forced_bos_token_id."
 )
-READ_TYPES = ("marian", "fsmt", "m2m_100", "pegasus", "blenderbot")
 READ_MODELS = "MarianMTModel (OPUS-MT), FSMT, M2M-100, NLLB, Pegasus and Blenderbot"
 
 
@@ -250,7 +249,7 @@ def refuse_other_models(folder: Path) -> None:
             "the checkpoint that it was made from"
         )
     kind = find_model_type(folder / "config.json")
-    if kind not in (None, MODEL_TYPE, *READ_TYPES):
+    if kind not in (None, MODEL_TYPE, *CONVERTIBLE_TYPES):
         what = OTHER_MODELS.get(kind, f"a model of type {kind!r}")
         raise InputError(
             f"{folder} cannot be converted: config.json describes {what}; of transformers' models, {READ_MODELS} can "

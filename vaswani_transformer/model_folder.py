@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # imported where it is used, so that --help is fast
     from tokenizers import Tokenizer
 
 MODEL_TYPE = "vaswani_transformer"
-CONVERTIBLE_TYPES = ("marian", "fsmt")  # of transformers, which `convert` reads
+CONVERTIBLE_TYPES = ("marian", "fsmt", "m2m_100", "pegasus", "blenderbot")  # of transformers, which `convert` reads
 # Those of VaswaniTransformerConfig; a config.json may leave them out.
 DEFAULT_CONFIG = {"vocab_size": 37000, "decoder_start_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 DEFAULT_CONFIG |= {"decoder_layers": 6, "decoder_attention_heads": 8}

@@ -27,7 +27,7 @@ from ..checkpoint_files import find_file
 from ..layout import CONCATENATED, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR
 from ..options import Reasons
 from ..rename import FINAL_NORM, Rule, expand_table
-from ..segmentation import SentencePieceModel
+from ..sentencepiece_model import SentencePieceModel
 from ..toolkit import Description, Languages, count_embeddings, register_reader
 from ..vocabulary import SIDES, Vocabulary, number_tokens, read_token_ids
 from .fairseq import OFFSET
