@@ -112,24 +112,23 @@ def choose_languages(description: Description, file: Path, source: str | None, t
     file: the checkpoint, for errors
     source, target: as the vocabulary names them. Raises InputError if one is missing, unknown or without meaning.
     """
-    how, known = description.languages, description.vocabulary.languages
+    in_source, known = description.in_source, description.vocabulary.languages
     given = {"--source-language": source, "--target-language": target}
-    if how is None or not known:
+    if in_source is None or not known:
         if any(value is not None for value in given.values()):
             raise InputError(f"{file}: this model's languages are not chosen here; leave out {' and '.join(given)}")
-        if how is not None:
+        if in_source is not None:
             description.notes = [*description.notes, NO_LANGUAGES_NOTE]
         return {}
-    used = {"--source-language": how.in_source == "source", "--target-language": True}
+    needed = ("--source-language", "--target-language") if in_source == "source" else ("--target-language",)
     for option, value in given.items():
-        if used[option] and value not in known:
+        if (value is not None or option in needed) and value not in known:
             what = f"has no language {value!r}" if value else "has many languages, and a converted model has one pair"
             raise InputError(f"{file} {what}; convert it with {option}: {', '.join(known)}")
-    tokens = {"source": known.get(source or ""), "target": known.get(target or ""), "": None}
-    forced = tokens["target"] if how.in_target else None
-    description.vocabulary.set_languages(tokens[how.in_source], forced)
-    description.kept |= {"source_language": source, "target_language": target}
-    return {} if forced is None else {"forced_bos_token_id": description.vocabulary.target.index(forced)}
+    tokens = {"source": known.get(source or ""), "target": known[str(target)], "": None}
+    description.vocabulary.set_languages(tokens[in_source], tokens["target"])
+    description.kept |= {"source_lang": source, "target_lang": target}  # as `languages.read_languages` reads them
+    return {"forced_bos_token_id": description.vocabulary.target.index(tokens["target"])}
 
 
 def import_tokenizer(path: Path, out: Path) -> None:

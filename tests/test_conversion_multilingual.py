@@ -26,6 +26,7 @@ from conversion.__main__ import main
 from conversion.checkpoint_files import load_checkpoint
 from conversion.sentencepiece_model import SentencePieceModel
 from vaswani_transformer import Translator
+from vaswani_transformer.languages import read_languages
 from vaswani_transformer.loading import load_model
 
 SIZES: dict[str, Any] = {
@@ -129,6 +130,7 @@ def test_multilingual_models_translate_as_in_transformers(which: str, tmp_path: 
     main([str(theirs), str(tmp_path / "ours"), "--source-language", source, "--target-language", target])
     translator = Translator.from_pretrained(tmp_path / "ours", device="cpu")
     assert translator.languages.tokens == []
+    assert read_languages(tmp_path / "ours") == (source, target)  # for cards and servers
     forced = tokenizer.convert_tokens_to_ids(target if which == "nllb" else f"__{target}__")
     for text in ENGLISH + GERMAN:
         ids, labels = tokenizer(text)["input_ids"], tokenizer(text_target=text)["input_ids"]
@@ -217,5 +219,14 @@ def test_fairseqs_translations_begin_with_their_language(
     (hypothesis,) = translator.find_hypotheses(["w4 w5"])[0]
     assert hypothesis.tokens[0] == french and "fr" not in hypothesis.text
     assert translator.target_tokenizer("w4")["input_ids"][0] == french
-    notes = (tmp_path / "ours" / "conversion.json").read_text()
-    assert json.loads(notes)["options"]["target_language"] == "fr"
+    assert read_languages(tmp_path / "ours") == (("en", "fr") if source else None)
+
+
+def test_a_source_language_is_checked_though_no_token_names_it(tmp_path: Path, refused):
+    theirs = Path(shutil.copytree(golden("fairseq-languages"), tmp_path / "theirs"))
+    checkpoint = load_checkpoint(golden("fairseq-languages") / "checkpoint_best.pt")
+    vars(checkpoint["cfg"]["model"]).update({"encoder_langtok": "tgt", "decoder_langtok": True})
+    torch.save(checkpoint, theirs / "checkpoint_best.pt")
+    given = ["--source-language", "english", "--target-language", "fr"]
+    message = refusal(refused, theirs, tmp_path / "ours", *given)
+    assert "has no language 'english'; convert it with --source-language: de, en, fr" in message

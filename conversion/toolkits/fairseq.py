@@ -22,7 +22,7 @@ from ..layout import OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENS
 from ..options import RATES, STACKS, Options, Reasons, map_sizes, show_value
 from ..rename import Rule, expand_layers, expand_table, rename_to_theirs, select_weights, split_in_proj
 from ..segmentation import add_tokenizers
-from ..toolkit import Description, Languages, count_embeddings, explain_penalty, register_reader, register_writer
+from ..toolkit import Description, count_embeddings, explain_penalty, register_reader, register_writer
 from ..vocabulary import SIDES, Vocabulary, number_tokens
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # ids 0 to 3, which dict.txt omits
@@ -136,8 +136,8 @@ def read(path: Path, reasons: Reasons) -> Description:
         "layer_norm_eps": EPSILON,
     }
     rules = make_rules(config, bool(options.get("encoder_learned_pos")))
-    chosen = read_places(options) if languages else None
-    vocabulary = read_vocabulary(path.parent, options, count_embeddings(tensors, rules), chosen is not None)
+    in_source = read_places(options) if languages else None
+    vocabulary = read_vocabulary(path.parent, options, count_embeddings(tensors, rules), in_source is not None)
     unscaled = (SOURCE, TARGET) if options.get("no_scale_embedding") else ()
     kept = {name: options.get(name) for name in ("arch", "source_lang", "target_lang")}
     return Description(
@@ -148,7 +148,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         TENSOR2TENSOR,
         unscaled=unscaled,
         notes=NOTES,
-        languages=chosen,
+        in_source=in_source,
         kept=kept,
     )
 
@@ -204,8 +204,8 @@ def update_old_names(tensors: dict[str, Tensor]) -> None:
         tensors[f"{stack}.{layers}.{n}.{norm}.{part}"] = tensors.pop(name)
 
 
-def read_places(options: Options) -> Languages | None:
-    """Return where translation_multi_simple_epoch puts languages' tokens, or None if only texts begin with them.
+def read_places(options: Options) -> str | None:
+    """Return whose language translation_multi_simple_epoch names in sources, or None if only texts begin with tokens.
 
     `langtoks` has the places for a kind of data, those of parallel text as "main".
     """
@@ -214,7 +214,7 @@ def read_places(options: Options) -> Languages | None:
     if in_source not in IN_SOURCE or in_target not in ("tgt", None):
         options.reasons.add_setting(f"--langtoks {show_value(main)} (supported: src or tgt in sources, tgt in targets)")
         options.reasons.raise_if_any()
-    return Languages(IN_SOURCE[in_source], in_target=True) if in_target else None
+    return IN_SOURCE[in_source] if in_target else None
 
 
 def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int], hides_languages: bool) -> Vocabulary:
