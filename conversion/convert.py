@@ -110,7 +110,8 @@ def choose_languages(description: Description, file: Path, source: str | None, t
     """Set the languages of a model that has their tokens at fixed places; return the setting of the search for them.
 
     file: the checkpoint, for errors
-    source, target: as the vocabulary names them. Raises InputError if one is missing, unknown or without meaning.
+    source, target: as the vocabulary names them
+    Raises InputError if one is missing or unknown, or if the model has no such tokens.
     """
     in_source, known = description.in_source, description.vocabulary.languages
     given = {"--source-language": source, "--target-language": target}

@@ -242,7 +242,7 @@ def check_graph(graph: Path) -> bool:
     if exported and graph.name not in exported:
         raise BrokenFileError(
             f"{graph} is not one of the files of {record} ({enumerate_names(exported)}), so its weights are unknown; "
-            f"export the model again, or remove {EXPORT_RECORD} if the file belongs to it"
+            f"export the model again, or remove {EXPORT_RECORD} if the graph has the weights of this model"
         )
     for file in (graph, graph.with_name(f"{graph.name}.data")):
         if file.name in exported and not (file.is_file() and exported[file.name] == file_sha256(file)):
