@@ -25,9 +25,11 @@ from transformers import (
 from conversion.__main__ import main
 from conversion.checkpoint_files import load_checkpoint
 from conversion.sentencepiece_model import SentencePieceModel
+from conversion.toolkits import hugging_face_prenorm
 from vaswani_transformer import Translator
 from vaswani_transformer.languages import read_languages
 from vaswani_transformer.loading import load_model
+from vaswani_transformer.model_folder import CONVERTIBLE_TYPES
 
 SIZES: dict[str, Any] = {
     "d_model": 16, "encoder_layers": 1, "decoder_layers": 3, "encoder_attention_heads": 4, "decoder_attention_heads": 2,
@@ -73,6 +75,10 @@ def test_logits_equal_those_of_transformers(kind: str, changes: dict, tmp_path: 
     notes = (tmp_path / "ours" / "CONVERSION.md").read_text()
     assert "There is no tokenizer: there is no tokenizer.json; save it with AutoTokenizer" in notes
     assert ("The model has many languages, whose tokens are unknown" in notes) == (kind == "m2m_100")
+
+
+def test_each_class_is_known_to_commands_that_take_a_repository():
+    assert hugging_face_prenorm.CLASSES.keys() == CLASSES.keys() <= set(CONVERTIBLE_TYPES)
 
 
 def test_files_of_transformers_4_have_tables_and_tied_matrices(tmp_path: Path, capfd: pytest.CaptureFixture[str]):

@@ -235,8 +235,7 @@ def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int], h
         tokens += [token for token in added if token not in tokens]
     vocabulary = Vocabulary(source, target, files=present, **IDS)
     if hides_languages:
-        codes = split(options.get("langs") or sorted(language_codes(options)))
-        vocabulary.hide_languages(dict(zip(codes, added, strict=False)))
+        vocabulary.hide_languages(dict(zip(list_languages(options), added, strict=False)))  # added has <mask>, too
     return add_tokenizers(vocabulary, folder, languages)
 
 
@@ -245,13 +244,15 @@ def name_language_tokens(options: Mapping[str, Any]) -> list[str]:
     pairs, style = options.get("lang_pairs"), options.get("lang_tok_style")
     if pairs is None or style not in LANGUAGE_STYLES:
         return []
-    languages = options.get("langs") or sorted(language_codes(options))
-    tokens = [LANGUAGE_STYLES[style].format(language) for language in split(languages)]
+    tokens = [LANGUAGE_STYLES[style].format(language) for language in list_languages(options)]
     return [*tokens, "<mask>"] if style == "mbart" else tokens
 
 
-def language_codes(options: Mapping[str, Any]) -> set[str]:
-    return {language for pair in split(options["lang_pairs"]) for language in pair.split("-")}
+def list_languages(options: Mapping[str, Any]) -> list[str]:
+    """Return the codes of --langs or else of --lang-pairs, in the order of the tokens."""
+    return split(
+        options.get("langs") or sorted({code for pair in split(options["lang_pairs"]) for code in pair.split("-")})
+    )
 
 
 def split(names: str | list[str]) -> list[str]:
