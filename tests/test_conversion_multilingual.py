@@ -226,6 +226,11 @@ def test_fairseqs_translations_begin_with_their_language(
     assert hypothesis.tokens[0] == french and "fr" not in hypothesis.text
     assert translator.target_tokenizer("w4")["input_ids"][0] == french
     assert read_languages(tmp_path / "ours") == (("en", "fr") if source else None)
+    main(["--to", "fairseq", str(tmp_path / "ours"), str(tmp_path / "back")])
+    written = load_checkpoint(tmp_path / "back" / "checkpoint_best.pt")
+    for language in (written["args"].source_lang, written["args"].target_lang):
+        dictionary = (tmp_path / "back" / f"dict.{language}.txt").read_text().splitlines()
+        assert 4 + len(dictionary) == len(written["model"]["decoder.embed_tokens.weight"])  # 4: <s> to <unk>
 
 
 def test_a_source_language_is_checked_though_no_token_names_it(tmp_path: Path, refused):

@@ -296,7 +296,9 @@ def write_checkpoint(folder: OurModel, out: Path, options: Options) -> None:
             f"the ids of <s>, <pad>, </s> and the decoder's first token are {ids}; fairseq's are (0, 1, 2, 2): it "
             "starts the decoder with </s>"
         )
-    languages = read_languages(folder.kept)
+    # A model whose translations begin with their language has tokens that its own dictionaries lack.
+    is_multilingual = folder.model.generation_config.forced_bos_token_id is not None
+    languages = read_languages({} if is_multilingual else folder.kept)
     has_dictionaries = all(find_file(folder.originals, f"dict.{lang}.txt") for lang in languages.values())
     if not has_dictionaries and not folder.has_tokenizer():
         reasons.add_setting("there is no tokenizer to write the dictionaries from")
