@@ -20,7 +20,7 @@ from vaswani_transformer.errors import (
 )
 from vaswani_transformer.files import check_readable
 from vaswani_transformer.loading import load_model
-from vaswani_transformer.model_folder import MODEL_TYPE, enumerate_names
+from vaswani_transformer.model_folder import CONVERTIBLE_TYPES, MODEL_TYPE, enumerate_names
 from vaswani_transformer.search_vaswani_transformer import REPETITION
 from vaswani_transformer.torch_translator import TorchTranslator
 
@@ -64,7 +64,6 @@ NO_LANGUAGES_NOTE = (
     "The model has many languages, whose tokens are unknown without the vocabulary. Put the source's id in front of "
     "sources as in its toolkit, and give generate() the target's as forced_bos_token_id."
 )
-READ_TYPES = ("marian", "fsmt", "m2m_100", "pegasus", "blenderbot")
 READ_MODELS = "MarianMTModel (OPUS-MT), FSMT, M2M-100, NLLB, Pegasus and Blenderbot"
 
 
@@ -111,26 +110,26 @@ def choose_languages(description: Description, file: Path, source: str | None, t
     """Set the languages of a model that has their tokens at fixed places; return the setting of the search for them.
 
     file: the checkpoint, for errors
-    source, target: as the vocabulary names them. Raises InputError if one is missing, unknown or without meaning.
+    source, target: as the vocabulary names them
+    Raises InputError if one is missing or unknown, or if the model has no such tokens.
     """
-    how, known = description.languages, description.vocabulary.languages
+    in_source, known = description.in_source, description.vocabulary.languages
     given = {"--source-language": source, "--target-language": target}
-    if how is None or not known:
+    if in_source is None or not known:
         if any(value is not None for value in given.values()):
             raise InputError(f"{file}: this model's languages are not chosen here; leave out {' and '.join(given)}")
-        if how is not None:
+        if in_source is not None:
             description.notes = [*description.notes, NO_LANGUAGES_NOTE]
         return {}
-    used = {"--source-language": how.in_source == "source", "--target-language": True}
+    needed = ("--source-language", "--target-language") if in_source == "source" else ("--target-language",)
     for option, value in given.items():
-        if used[option] and value not in known:
+        if (value is not None or option in needed) and value not in known:
             what = f"has no language {value!r}" if value else "has many languages, and a converted model has one pair"
             raise InputError(f"{file} {what}; convert it with {option}: {', '.join(known)}")
-    tokens = {"source": known.get(source or ""), "target": known.get(target or ""), "": None}
-    forced = tokens["target"] if how.in_target else None
-    description.vocabulary.set_languages(tokens[how.in_source], forced)
-    description.kept |= {"source_language": source, "target_language": target}
-    return {} if forced is None else {"forced_bos_token_id": description.vocabulary.target.index(forced)}
+    tokens = {"source": known.get(source or ""), "target": known[str(target)], "": None}
+    description.vocabulary.set_languages(tokens[in_source], tokens["target"])
+    description.kept |= {"source_lang": source, "target_lang": target}  # as `languages.read_languages` reads them
+    return {"forced_bos_token_id": description.vocabulary.target.index(tokens["target"])}
 
 
 def import_tokenizer(path: Path, out: Path) -> None:
@@ -250,7 +249,7 @@ def refuse_other_models(folder: Path) -> None:
             "the checkpoint that it was made from"
         )
     kind = find_model_type(folder / "config.json")
-    if kind not in (None, MODEL_TYPE, *READ_TYPES):
+    if kind not in (None, MODEL_TYPE, *CONVERTIBLE_TYPES):
         what = OTHER_MODELS.get(kind, f"a model of type {kind!r}")
         raise InputError(
             f"{folder} cannot be converted: config.json describes {what}; of transformers' models, {READ_MODELS} can "

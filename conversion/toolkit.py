@@ -14,18 +14,6 @@ from .rename import Rule
 from .vocabulary import Vocabulary
 
 
-@dataclass(frozen=True)
-class Languages:
-    """Where a model with several languages has their tokens, which are chosen when it is converted.
-
-    in_source: the language in front of sources: "source", "target" or "" for none
-    in_target: whether the target language's token is in front of translations, so that the search begins with it
-    """
-
-    in_source: str
-    in_target: bool
-
-
 @dataclass
 class Description:
     """A checkpoint in terms of our model, from which build.py makes our model.
@@ -39,7 +27,8 @@ class Description:
     assumptions: sentences about properties that the checkpoint does not record, with what to do if they are wrong
     files: files that are copied into the model folder for converting back, besides those of the vocabulary
     search: the checkpoint's own settings of the search, as fields of generation_config.json; the paper's for others
-    languages: of a model whose languages are chosen by the vocabulary's `languages`; None for any other
+    in_source: whose language's token is in front of sources, "source", "target" or "" for none, if translations begin
+        with the target's, so that both are chosen when the model is converted; None for other models
     kept: values that converting it back needs, saved in conversion.json
     reference: computes the logits (rows, target, vocabulary) of the file's own model, if torch or transformers has its
         class, from source ids (rows, source) and the decoder's input ids (rows, target)
@@ -55,7 +44,7 @@ class Description:
     assumptions: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
     search: dict[str, Any] = field(default_factory=dict)
-    languages: Languages | None = None
+    in_source: str | None = None
     kept: dict[str, Any] = field(default_factory=dict)
     reference: Callable[[Path, "Description", Tensor, Tensor], Tensor] | None = None
 

@@ -48,7 +48,7 @@ class Vocabulary:
         or these tokens themselves
     source_has_bos_and_eos: False if only the target has the tokens `bos` and `eos`
     tokenizers: by side; a side is missing if it has no tokenizer, and the notes say why
-    languages: names of languages -> their tokens, which stand at fixed places, see `Languages` in toolkit.py
+    languages: names of languages -> their tokens, which stand at fixed places, see `Description.in_source`
     splits_pieces: whether the toolkit splits a piece that its vocabulary lacks into smaller ones
     added: tokens that users added to the toolkit's tokenizer, which finds them before it splits a text
     references: by side, the toolkit's own tokenizers, where a package that may be installed has them

@@ -13,6 +13,7 @@ from conftest import tiny_config
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from saved_model import ENGLISH, GERMAN, change_json, trained_tokenizer
+from tokenizers import Tokenizer, processors
 
 from benchmarks.alignments import error_rate
 from vaswani_transformer import TorchTranslator, Translator, VaswaniTransformerForConditionalGeneration
@@ -74,12 +75,21 @@ def test_tokens_have_the_same_words_when_they_are_decoded_as_when_they_are_encod
     decoded = tokenizer.decode(encoding.ids, skip_special_tokens=True)
     if not decoded:
         return
-    spans = decoded_spans(
-        lambda ids: tokenizer.decode(ids, skip_special_tokens=True), encoding.ids, tokenizer.eos_token_id
-    )
+    spans = decoded_spans(lambda ids: tokenizer.decode(ids, skip_special_tokens=True), encoding.ids)
     assert token_spans(encoding)[-1] is None and spans[-1] is None  # </s>
     expected = share_tokens(token_spans(encoding), text, letter_words(text))
     np.testing.assert_allclose(share_tokens(spans, decoded, letter_words(decoded)), expected)
+
+
+def test_the_language_with_which_a_translation_begins_belongs_to_no_word() -> None:
+    """As `forced_bos_token_id` of multilingual models, whose tokenizers put it in front of given translations."""
+    tokenizer = Tokenizer.from_str(trained_tokenizer().backend_tokenizer.to_str())
+    tokenizer.add_special_tokens(["<__de__>"])
+    ids = [(token, tokenizer.token_to_id(token)) for token in ("<__de__>", "</s>")]
+    tokenizer.post_processor = processors.TemplateProcessing("<__de__> $A </s>", special_tokens=ids)
+    encoding = tokenizer.encode("Das Haus")
+    spans = decoded_spans(tokenizer.decode, encoding.ids)
+    assert spans == token_spans(encoding) and spans[0] is spans[-1] is None
 
 
 def test_a_token_over_several_words_is_shared_by_their_characters() -> None:

@@ -25,8 +25,11 @@ from transformers import (
 from conversion.__main__ import main
 from conversion.checkpoint_files import load_checkpoint
 from conversion.sentencepiece_model import SentencePieceModel
+from conversion.toolkits import hugging_face_prenorm
 from vaswani_transformer import Translator
+from vaswani_transformer.languages import read_languages
 from vaswani_transformer.loading import load_model
+from vaswani_transformer.model_folder import CONVERTIBLE_TYPES
 
 SIZES: dict[str, Any] = {
     "d_model": 16, "encoder_layers": 1, "decoder_layers": 3, "encoder_attention_heads": 4, "decoder_attention_heads": 2,
@@ -72,6 +75,10 @@ def test_logits_equal_those_of_transformers(kind: str, changes: dict, tmp_path: 
     notes = (tmp_path / "ours" / "CONVERSION.md").read_text()
     assert "There is no tokenizer: there is no tokenizer.json; save it with AutoTokenizer" in notes
     assert ("The model has many languages, whose tokens are unknown" in notes) == (kind == "m2m_100")
+
+
+def test_each_class_is_known_to_commands_that_take_a_repository():
+    assert hugging_face_prenorm.CLASSES.keys() == CLASSES.keys() <= set(CONVERTIBLE_TYPES)
 
 
 def test_files_of_transformers_4_have_tables_and_tied_matrices(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
@@ -129,6 +136,7 @@ def test_multilingual_models_translate_as_in_transformers(which: str, tmp_path: 
     main([str(theirs), str(tmp_path / "ours"), "--source-language", source, "--target-language", target])
     translator = Translator.from_pretrained(tmp_path / "ours", device="cpu")
     assert translator.languages.tokens == []
+    assert read_languages(tmp_path / "ours") == (source, target)  # for cards and servers
     forced = tokenizer.convert_tokens_to_ids(target if which == "nllb" else f"__{target}__")
     for text in ENGLISH + GERMAN:
         ids, labels = tokenizer(text)["input_ids"], tokenizer(text_target=text)["input_ids"]
@@ -217,5 +225,19 @@ def test_fairseqs_translations_begin_with_their_language(
     (hypothesis,) = translator.find_hypotheses(["w4 w5"])[0]
     assert hypothesis.tokens[0] == french and "fr" not in hypothesis.text
     assert translator.target_tokenizer("w4")["input_ids"][0] == french
-    notes = (tmp_path / "ours" / "conversion.json").read_text()
-    assert json.loads(notes)["options"]["target_language"] == "fr"
+    assert read_languages(tmp_path / "ours") == (("en", "fr") if source else None)
+    main(["--to", "fairseq", str(tmp_path / "ours"), str(tmp_path / "back")])
+    written = load_checkpoint(tmp_path / "back" / "checkpoint_best.pt")
+    for language in (written["args"].source_lang, written["args"].target_lang):
+        dictionary = (tmp_path / "back" / f"dict.{language}.txt").read_text().splitlines()
+        assert 4 + len(dictionary) == len(written["model"]["decoder.embed_tokens.weight"])  # 4: <s> to <unk>
+
+
+def test_a_source_language_is_checked_though_no_token_names_it(tmp_path: Path, refused):
+    theirs = Path(shutil.copytree(golden("fairseq-languages"), tmp_path / "theirs"))
+    checkpoint = load_checkpoint(golden("fairseq-languages") / "checkpoint_best.pt")
+    vars(checkpoint["cfg"]["model"]).update({"encoder_langtok": "tgt", "decoder_langtok": True})
+    torch.save(checkpoint, theirs / "checkpoint_best.pt")
+    given = ["--source-language", "english", "--target-language", "fr"]
+    message = refusal(refused, theirs, tmp_path / "ours", *given)
+    assert "has no language 'english'; convert it with --source-language: de, en, fr" in message

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from brute_force import beam_search, full_forward, with_first
 from conftest import ModelMaker, random_sentences
 from saved_model import ENGLISH, change_json, saved_model
 from searches import batch_for, by_generate, by_graph, by_search, check_same, padded, session_of
+from transformers import pipeline as typed_pipeline
 
 from conversion.onnx.export import export_single_folder
 from conversion.onnx.single_graph import export_single_graph
@@ -16,6 +18,7 @@ from vaswani_transformer.errors import BrokenFileError
 
 pytestmark = pytest.mark.timeout(1200)  # as in test_repetition.py
 FORCED = 7
+pipeline: Any = typed_pipeline  # typed for the tasks of transformers only
 
 
 @pytest.mark.parametrize("beams", [1, 2, 4])
@@ -62,6 +65,22 @@ def test_one_file_gives_the_same_translations_everywhere(tmp_path: Path) -> None
         )
     ]
     assert {row[0] for rows in found for row in rows} == {100}
+
+
+def test_the_pipeline_and_forced_decoding_give_the_scores_of_the_search(tmp_path: Path) -> None:
+    folder, texts = saved_model(tmp_path / "model"), ENGLISH[:3]
+    change_json(folder / "generation_config.json", forced_bos_token_id=100)
+    translator: Any = Translator.from_pretrained(folder, device="cpu")
+    expected = [best for (best,) in translator.find_hypotheses(texts)]
+    translate = pipeline("translation", model=str(folder), device="cpu")
+    found = translate(texts, return_scores=True)
+    sources = [translator._encode(text)[0] for text in texts]
+    forced = translator._log_probabilities(sources, [best.tokens for best in expected])
+    for best, result, log_probabilities in zip(expected, found, forced, strict=True):
+        assert result["score"] == pytest.approx(best.score, abs=1e-4)
+        penalty = ((5 + len(best.tokens)) / 6) ** translator.search.length_penalty
+        assert sum(log_probabilities) / penalty == pytest.approx(best.score, abs=1e-4)
+        assert log_probabilities[0] == 0 > log_probabilities[1]
 
 
 def test_a_graph_of_another_token_is_refused(tmp_path: Path, exported: Path) -> None:

@@ -195,6 +195,14 @@ def test_pickles_are_read_by_the_restricted_unpickler(hub, tmp_path, refused):
     assert "has its weights only as pytorch_model.bin, a pickle" in line and line.count("\n") == 1
 
 
+def test_prenorm_models_of_transformers_are_read_from_the_hub(hub, tmp_path):
+    hub.create("google/prenorm", **files_of(golden("hf-prenorm")), **UNREAD)
+    main(["convert", "google/prenorm", str(tmp_path / "from-the-hub")])
+    main(["convert", str(golden("hf-prenorm")), str(tmp_path / "from-a-folder")])
+    found, expected = (load_file(tmp_path / f"from-{place}/model.safetensors") for place in ("the-hub", "a-folder"))
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+
+
 class Evil:
     def __reduce__(self) -> Any:
         return os.system, ("true",)

@@ -329,7 +329,10 @@ def _encode_ahead(encode: Callable[[Part], Any], parts: Iterable[Part]) -> Itera
 
 
 def _select_pairs(chunk: Chunk, settings: TextSettings, findings: Findings, prefix: str) -> Part:
-    """Return the pairs of a chunk to tokenise.  prefix: of line numbers"""
+    """Return the pairs of a chunk to tokenise, and add the dropped and the changed ones to the findings.
+
+    prefix: of line numbers
+    """
     dropped, longest = findings.dropped, CHARACTERS_PER_TOKEN * settings.max_length
     pairs, lines = [], []
     for number, source, target in zip(chunk.lines, chunk.sources, chunk.targets, strict=True):
@@ -357,7 +360,10 @@ def _select_pairs(chunk: Chunk, settings: TextSettings, findings: Findings, pref
 def _within_limits(
     lengths: np.ndarray, nothing: np.ndarray, lines: list[str], settings: TextSettings, findings: Findings
 ) -> np.ndarray:
-    """Return a mask of the pairs within the limits. lengths: (2, pairs); nothing: (2,), lengths of empty texts"""
+    """Return a mask of the pairs within the limits, and add the others to the findings.
+
+    lengths: (2, pairs);  nothing: (2,), lengths of empty texts
+    """
     empty = (lengths <= nothing[:, None]).any(0)
     too_long = lengths.max(0) > settings.max_length
     # Without </s>, which would bring the ratio of short sentences closer to 1.

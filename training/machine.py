@@ -17,9 +17,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import is_initialized
-from accelerate.utils import (
-    DynamoBackend,
-)
+from accelerate.utils import DynamoBackend
 
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.errors import InputError, UnavailableError
@@ -97,7 +95,7 @@ def choose_precision(wanted: str | None, saved: Mapping[str, Any]) -> str | None
 def check_precision(precision: str | None, device: torch.device) -> None:
     """Raise an error for a precision that Accelerate would replace by float32 without a warning, as fp16 on a CPU.
 
-    It takes any word from its variable.
+    Accelerate takes any word from its environment variable.
     """
     if precision not in (None, "no", "bf16", "fp16"):
         raise InputError(

@@ -35,7 +35,7 @@ FIELDS_OF_TOKENIZERS = {
 
 
 def check_model_fields(settings: ModelSettings) -> None:
-    """Raise InputError for a key of `model` that is not a config field, and for a value that no tokenizer allows.
+    """Raise InputError for a key of `model` that is not a config field, and for a value that is always wrong.
 
     `model_config` checks the values again, with those of the tokenizer or of initial_weights.
     """

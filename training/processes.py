@@ -54,13 +54,15 @@ def make_accelerator(
                 ],
             )
     except (ValueError, ImportError, DistError, RuntimeError) as error:
-        place = f"mixed_precision, trackers{', or a variable of Accelerate (' + show(chosen) + ')' if chosen else ''}"
+        places = ["mixed_precision", "trackers"]
+        if chosen:
+            places.append(f"a variable of Accelerate ({show(chosen)})")
         if launched:
-            place += (
-                f", or what another launcher has set ({show(launched)}; unset {' '.join(launched)} for one process)"
+            places.append(
+                f"what another launcher has set ({show(launched)}; unset {' '.join(launched)} for one process)"
             )
         kind = InputError if isinstance(error, ValueError) else UnavailableError
-        raise kind(f"{place}: {' '.join(str(error).split())}") from error
+        raise kind(f"{' or '.join(places)}: {' '.join(str(error).split())}") from error
     if (device := accelerator.device).type not in ("cpu", this_device().type):
         raise UnavailableError(f"ACCELERATE_TORCH_DEVICE is {device}; torch has no such device here: unset it")
     return accelerator

@@ -58,14 +58,18 @@ def token_spans(encoding: Any, prefix: str = "") -> list[Span | None]:
     return spans
 
 
-def decoded_spans(decode: Callable[[list[int]], str], tokens: list[int], end: int) -> list[Span | None]:
-    """Return the characters of each token in the text that the tokens decode to, None for the end token."""
+def decoded_spans(decode: Callable[[list[int]], str], tokens: list[int]) -> list[Span | None]:
+    """Return the characters of each token in the text that the tokens decode to, None for special tokens.
+
+    decode: leaves out special tokens, such as </s> and a forced first token
+    """
     text, spans, stop = decode(tokens), [], 0
     for count, token in enumerate(tokens, start=1):
         start, so_far = stop, decode(tokens[:count])
         while stop < min(len(text), len(so_far)) and text[stop] == so_far[stop]:  # an incomplete character differs
             stop += 1
-        spans.append(None if token == end else (start, stop))
+        is_special = not decode([token, token])  # white space alone may decode to nothing, but not twice
+        spans.append(None if is_special else (start, stop))
     return spans
 
 

@@ -419,7 +419,7 @@ def align(
             out.write(f"{format_links(find_links(alignment))}\n".encode())
 
 
-@app.command(help="Choose the attention heads that align words best. Records them in the model folder.")
+@app.command(help="Choose the attention heads that align words best. Record them in the model folder.")
 def choose_heads(
     model: Model,
     source: Annotated[str, typer.Option(help="A text (.gz too) whose first 1000 lines decide.")],

@@ -41,7 +41,7 @@ def decode_line(raw: bytes, name: str, number: int) -> str:
 
 
 def check_first_line(raw: bytes, name: str) -> None:
-    """Raise InputError if the first line of the file `name` is UTF-16, or has the line ends of old Macs and is all."""
+    """Raise InputError if a file is UTF-16, or has carriage returns as its only line ends.  raw: its first line"""
     if raw.startswith(UTF_16_MARKS) or raw.count(0) > max(1, len(raw) // 4):
         raise InputError(f"{name} line 1: not UTF-8, looks like UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
     returns = raw.rstrip(b"\r").count(b"\r")
@@ -62,7 +62,7 @@ def check_file(path: str | Path) -> Path:
 def refuse_same_file(option: str, output: object, *others: object) -> None:
     """Raise InputError if an output is a file that the command also reads or writes, which it would replace."""
     path = Path(str(output))
-    for other in map(Path, map(str, (other for other in others if other is not None))):
+    for other in (Path(str(other)) for other in others if other is not None):
         is_same = path.samefile(other) if path.exists() and other.exists() else path.absolute() == other.absolute()
         if is_same and str(output) != "-" and (path.is_file() or not path.exists()):
             raise InputError(f"{option} {output} is the same file as {other}; give another name")

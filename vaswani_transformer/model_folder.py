@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # imported where it is used, so that --help is fast
     from tokenizers import Tokenizer
 
 MODEL_TYPE = "vaswani_transformer"
-CONVERTIBLE_TYPES = ("marian", "fsmt")  # of transformers, which `convert` reads
+CONVERTIBLE_TYPES = ("marian", "fsmt", "m2m_100", "pegasus", "blenderbot")  # of transformers, which `convert` reads
 # Those of VaswaniTransformerConfig; a config.json may leave them out.
 DEFAULT_CONFIG = {"vocab_size": 37000, "decoder_start_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 DEFAULT_CONFIG |= {"decoder_layers": 6, "decoder_attention_heads": 8}
@@ -242,7 +242,7 @@ def check_graph(graph: Path) -> bool:
     if exported and graph.name not in exported:
         raise BrokenFileError(
             f"{graph} is not one of the files of {record} ({enumerate_names(exported)}), so its weights are unknown; "
-            f"export the model again, or remove {EXPORT_RECORD} if the file belongs to it"
+            f"export the model again, or remove {EXPORT_RECORD} if the graph has the weights of this model"
         )
     for file in (graph, graph.with_name(f"{graph.name}.data")):
         if file.name in exported and not (file.is_file() and exported[file.name] == file_sha256(file)):

@@ -1175,11 +1175,14 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
 
         labels: (batch, target), padded on the right, with any value at the padding
         source: input_ids, attention_mask: (batch, source), or others of the encoder's inputs
-        returns (batch, target), float32, in nats
+        returns (batch, target), float32, in nats; 0 for a first token that the search forces, as in its scores
         """
         decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         logits = self(**source, decoder_input_ids=decoder_input_ids, use_cache=False).logits.float()
-        return logits.gather(-1, labels[..., None]).squeeze(-1) - logits.logsumexp(dim=-1)
+        log_probabilities = logits.gather(-1, labels[..., None]).squeeze(-1) - logits.logsumexp(dim=-1)
+        if (forced := self.generation_config.forced_bos_token_id) is not None:
+            log_probabilities[:, :1].masked_fill_(labels[:, :1] == forced, 0.0)
+        return log_probabilities
 
     @can_return_tuple
     def forward(

@@ -392,7 +392,7 @@ class Translator(ABC):
             source_spans = [*source_spans[: max(len(piece.ids) - 1, 0)], *source_spans[-1:]]
             for rank, aligned in enumerate(of_text[number]):
                 best = hypotheses[rank] if piece.ids else NOTHING
-                spans = decoded_spans(self._decode, best.tokens, self.end)
+                spans = decoded_spans(self._decode, best.tokens)
                 aligned.append(AlignedPart(piece.copied, piece.text, best.text, source_spans, spans, best.attention))
         return [
             [

@@ -22,7 +22,7 @@ from ..layout import OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENS
 from ..options import RATES, STACKS, Options, Reasons, map_sizes, show_value
 from ..rename import Rule, expand_layers, expand_table, rename_to_theirs, select_weights, split_in_proj
 from ..segmentation import add_tokenizers
-from ..toolkit import Description, Languages, count_embeddings, explain_penalty, register_reader, register_writer
+from ..toolkit import Description, count_embeddings, explain_penalty, register_reader, register_writer
 from ..vocabulary import SIDES, Vocabulary, number_tokens
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # ids 0 to 3, which dict.txt omits
@@ -136,8 +136,8 @@ def read(path: Path, reasons: Reasons) -> Description:
         "layer_norm_eps": EPSILON,
     }
     rules = make_rules(config, bool(options.get("encoder_learned_pos")))
-    chosen = read_places(options) if languages else None
-    vocabulary = read_vocabulary(path.parent, options, count_embeddings(tensors, rules), chosen is not None)
+    in_source = read_places(options) if languages else None
+    vocabulary = read_vocabulary(path.parent, options, count_embeddings(tensors, rules), in_source is not None)
     unscaled = (SOURCE, TARGET) if options.get("no_scale_embedding") else ()
     kept = {name: options.get(name) for name in ("arch", "source_lang", "target_lang")}
     return Description(
@@ -148,7 +148,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         TENSOR2TENSOR,
         unscaled=unscaled,
         notes=NOTES,
-        languages=chosen,
+        in_source=in_source,
         kept=kept,
     )
 
@@ -204,8 +204,8 @@ def update_old_names(tensors: dict[str, Tensor]) -> None:
         tensors[f"{stack}.{layers}.{n}.{norm}.{part}"] = tensors.pop(name)
 
 
-def read_places(options: Options) -> Languages | None:
-    """Return where translation_multi_simple_epoch puts languages' tokens, or None if only texts begin with them.
+def read_places(options: Options) -> str | None:
+    """Return whose language translation_multi_simple_epoch names in sources, or None if only texts begin with tokens.
 
     `langtoks` has the places for a kind of data, those of parallel text as "main".
     """
@@ -214,7 +214,7 @@ def read_places(options: Options) -> Languages | None:
     if in_source not in IN_SOURCE or in_target not in ("tgt", None):
         options.reasons.add_setting(f"--langtoks {show_value(main)} (supported: src or tgt in sources, tgt in targets)")
         options.reasons.raise_if_any()
-    return Languages(IN_SOURCE[in_source], in_target=True) if in_target else None
+    return IN_SOURCE[in_source] if in_target else None
 
 
 def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int], hides_languages: bool) -> Vocabulary:
@@ -235,8 +235,7 @@ def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int], h
         tokens += [token for token in added if token not in tokens]
     vocabulary = Vocabulary(source, target, files=present, **IDS)
     if hides_languages:
-        codes = split(options.get("langs") or sorted(language_codes(options)))
-        vocabulary.hide_languages(dict(zip(codes, added, strict=False)))
+        vocabulary.hide_languages(dict(zip(list_languages(options), added, strict=False)))  # added has <mask>, too
     return add_tokenizers(vocabulary, folder, languages)
 
 
@@ -245,13 +244,15 @@ def name_language_tokens(options: Mapping[str, Any]) -> list[str]:
     pairs, style = options.get("lang_pairs"), options.get("lang_tok_style")
     if pairs is None or style not in LANGUAGE_STYLES:
         return []
-    languages = options.get("langs") or sorted(language_codes(options))
-    tokens = [LANGUAGE_STYLES[style].format(language) for language in split(languages)]
+    tokens = [LANGUAGE_STYLES[style].format(language) for language in list_languages(options)]
     return [*tokens, "<mask>"] if style == "mbart" else tokens
 
 
-def language_codes(options: Mapping[str, Any]) -> set[str]:
-    return {language for pair in split(options["lang_pairs"]) for language in pair.split("-")}
+def list_languages(options: Mapping[str, Any]) -> list[str]:
+    """Return the codes of --langs or else of --lang-pairs, in the order of the tokens."""
+    return split(
+        options.get("langs") or sorted({code for pair in split(options["lang_pairs"]) for code in pair.split("-")})
+    )
 
 
 def split(names: str | list[str]) -> list[str]:
@@ -295,7 +296,9 @@ def write_checkpoint(folder: OurModel, out: Path, options: Options) -> None:
             f"the ids of <s>, <pad>, </s> and the decoder's first token are {ids}; fairseq's are (0, 1, 2, 2): it "
             "starts the decoder with </s>"
         )
-    languages = read_languages(folder.kept)
+    # A model whose translations begin with their language has tokens that its own dictionaries lack.
+    is_multilingual = folder.model.generation_config.forced_bos_token_id is not None
+    languages = read_languages({} if is_multilingual else folder.kept)
     has_dictionaries = all(find_file(folder.originals, f"dict.{lang}.txt") for lang in languages.values())
     if not has_dictionaries and not folder.has_tokenizer():
         reasons.add_setting("there is no tokenizer to write the dictionaries from")

@@ -27,8 +27,8 @@ from ..checkpoint_files import find_file
 from ..layout import CONCATENATED, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR
 from ..options import Reasons
 from ..rename import FINAL_NORM, Rule, expand_table
-from ..segmentation import SentencePieceModel
-from ..toolkit import Description, Languages, count_embeddings, register_reader
+from ..sentencepiece_model import SentencePieceModel
+from ..toolkit import Description, count_embeddings, register_reader
 from ..vocabulary import SIDES, Vocabulary, number_tokens, read_token_ids
 from .fairseq import OFFSET
 from .hugging_face import (
@@ -85,7 +85,6 @@ def read(path: Path, reasons: Reasons) -> Description:
         rules += expand_table({"model.{encoder,decoder}.embed_positions.weight": POSITIONS})
     scaled = options.get("scale_embedding", SCALED[kind])
     search, lost = read_search(path.parent, options)
-    languages = Languages("source", in_target=True) if kind == M2M100 else None
     ids = {name: options.get(field, IDS[kind][name]) for name, field in FIELDS.items()}
     vocabulary = read_vocabulary(path.parent, kind, count_embeddings(tensors, rules)[0], ids, reasons)
     return Description(
@@ -95,9 +94,9 @@ def read(path: Path, reasons: Reasons) -> Description:
         vocabulary,
         sinusoids,
         unscaled=() if scaled else (SOURCE, TARGET),
-        notes=[PENALTY_NOTE, *lost, *([LANGUAGE_NOTE] if languages else [])],
+        notes=[PENALTY_NOTE, *lost, *([LANGUAGE_NOTE] if kind == M2M100 else [])],
         search=search,
-        languages=languages,
+        in_source="source" if kind == M2M100 else None,
         reference=partial(compute_logits, CLASSES[kind]),
     )
 
