@@ -65,7 +65,8 @@ class Provenance:
         record, log, notes = folder / CONVERSION_RECORD, folder / METRICS, folder / CONVERSION_NOTES
         self.conversion = read_json_object(record, "options") if record.is_file() else {}
         check_types(record, self.conversion, {"toolkit": str, "file": str})
-        check_types(record, self.conversion.get("options", {}), {"source_lang": str, "target_lang": str})
+        names = ("source_lang", "target_lang", "source_language", "target_language")
+        check_types(record, self.conversion.get("options", {}), dict.fromkeys(names, str))
         self.curves = read_curves(log) if is_of_run and log.is_file() else {}
         self.progress = read_progress(folder) if is_of_run else {}
         self.environment = read_state(folder).get("environment", {}) if is_of_run else {}

@@ -624,13 +624,17 @@ CARD = "---\nlanguage:\n- en\n- de\n---\n# A model\n"
         ("run.json", '{"recipe": {"source_language": "en", "target_language": "de"}}', ("en", "de")),
         ("run.json", '{"recipe": {"source_language": "en", "target_language": null}}', None),
         ("conversion.json", '{"options": {"source_lang": "en", "target_lang": "de"}}', ("en", "de")),
+        ("conversion.json", '{"options": {"source_language": "eng_Latn", "target_language": "deu_Latn"}}',
+         ("eng_Latn", "deu_Latn")),
+        ("conversion.json", '{"options": {"source_lang": "en", "target_lang": "de", "target_language": "fr"}}',
+         ("en", "fr")),
         ("export.json", '{"languages": ["en", "de"]}', ("en", "de")),
         ("README.md", CARD, ("en", "de")),
         ("README.md", CARD.replace("- de\n", ""), None),
         ("README.md", "# A model\n", None),
         ("config.json", "{}", None),
     ],
-)
+)  # fmt: skip
 def test_the_languages_come_from_the_records_of_a_model(tmp_path, file, content, languages):
     (tmp_path / file).write_text(content, encoding="utf-8")
     assert read_languages(tmp_path) == languages

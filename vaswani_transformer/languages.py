@@ -27,7 +27,8 @@ def read_languages(folder: Path) -> tuple[str, str] | None:
     found: list[Any] = [[recipe.get("source_language"), recipe.get("target_language")]]
     if (folder / CONVERSION_RECORD).is_file():
         options = read_json_object(folder / CONVERSION_RECORD, "options").get("options", {})
-        found.append([options.get("source_lang"), options.get("target_lang")])
+        # A conversion chooses `..._language` for a multilingual model; other toolkits record one pair as `..._lang`.
+        found.append([options.get(f"{side}_language") or options.get(f"{side}_lang") for side in ("source", "target")])
     if (folder / EXPORT_RECORD).is_file():
         found.append(read_json_object(folder / EXPORT_RECORD).get("languages"))
     found.append(read_card(folder / CARD).get("language"))
