@@ -204,9 +204,9 @@ def test_settings_come_along_without_a_number_of_beams(tmp_path: Path):
     assert (found["num_beams"], found["length_penalty"], found["early_stopping"]) == (4, 0.6, "never")  # the paper's
     assert (found["max_new_tokens"], found["min_new_tokens"], found["forced_bos_token_id"]) == (32, 5, 5)
     assert found["suppress_tokens"] == [7, 61] and "extra_length" not in found
-    model = MarianMTModel.from_pretrained(theirs, local_files_only=True).eval()
+    model: Any = MarianMTModel.from_pretrained(theirs, local_files_only=True).eval()
     ours = Translator.from_pretrained(tmp_path / "ours", device="cpu").model
-    batch = {"input_ids": torch.tensor([[5, 9, 7, 0]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
+    batch: dict[str, Any] = {"input_ids": torch.tensor([[5, 9, 7, 0]]), "attention_mask": torch.ones(1, 4).long()}
     expected, tokens = (each.generate(**batch, num_beams=1)[0, 1:].tolist() for each in (model, ours))
     assert tokens == expected and expected[0] == 5 and len(expected) > 5
 
