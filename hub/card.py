@@ -121,7 +121,9 @@ def card_data(
     repo_id: str, provenance: Provenance, files: Files, example: str | None, translation: str | None
 ) -> ModelCardData:
     """Return the metadata that the Hub reads."""
-    codes = [code for code in dict.fromkeys(provenance.languages or ()) if re.fullmatch(r"[a-z]{2,3}", code)]
+    # The Hub takes codes of ISO 639: without the script of eng_Latn or the country of de_DE.
+    codes = dict.fromkeys(re.split("[_-]", code)[0] for code in provenance.languages or ())
+    codes = [code for code in codes if re.fullmatch(r"[a-z]{2,3}", code)]
     dataset, scores = provenance.dataset, provenance.scores
     onnx = ["onnx"] if any(name.endswith(".onnx") for name in files) else []
     results = [result for row in provenance.results for result in eval_results(row, scores)]

@@ -21,6 +21,7 @@ from transformers import (
     PegasusForConditionalGeneration,
     PegasusTokenizer,
 )
+from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB_LANGUAGE_CODES
 
 from conversion.__main__ import main
 from conversion.checkpoint_files import load_checkpoint
@@ -154,6 +155,54 @@ def test_multilingual_models_translate_as_in_transformers(which: str, tmp_path: 
         ids = translator.tokenizer(text)["input_ids"]
         assert [ids[0], ids[-1]] == tokenizer("a")["input_ids"][:: len(tokenizer("a")["input_ids"]) - 1]
         assert not {forced, 2} & set(ids[1:-1])
+
+
+@pytest.mark.parametrize("records_ids", [False, True])
+def test_nllb_has_its_tokenizer_without_tokenizer_json(records_ids: bool, tmp_path: Path):
+    """transformers 4 saved NllbTokenizer as a SentencePiece model: fairseq's ids are one more, then come the languages.
+    From version 4.34 on, tokenizer_config.json has the ids, here with a language that a user has added."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    theirs = tmp_path / "theirs"
+    random_model("m2m_100", vocab_size=400, max_position_embeddings=200).save_pretrained(theirs)
+    options = {"vocab_size": 120, "hard_vocab_limit": False, "model_type": "bpe"}
+    train_sentencepiece((ENGLISH + GERMAN) * 10, theirs / "sentencepiece.bpe.model", **options)
+    pieces = sentencepiece.SentencePieceProcessor(str(theirs / "sentencepiece.bpe.model"))
+    first = pieces.get_piece_size() + 1
+    ids = {language: first + n for n, language in enumerate(NLLB_LANGUAGE_CODES)}
+    settings: dict[str, Any] = {"tokenizer_class": "NllbTokenizer"}
+    if records_ids:
+        mask = first + len(ids)
+        ids["gsw_Latn"] = mask + 1
+        special = ["<s>", "<pad>", "</s>", "<unk>"]
+        added = {**dict(enumerate(special)), **{id: token for token, id in ids.items()}, mask: "<mask>"}
+        settings["added_tokens_decoder"] = {id: {"content": token, "special": True} for id, token in added.items()}
+    (theirs / "tokenizer_config.json").write_text(json.dumps(settings))
+    target = "gsw_Latn" if records_ids else "zul_Latn"
+    main([str(theirs), str(tmp_path / "ours"), "--source-language", "eng_Latn", "--target-language", target])
+    translator = Translator.from_pretrained(tmp_path / "ours", device="cpu")
+    forced: Any = translator.model.generation_config
+    assert forced.forced_bos_token_id == ids[target]
+    for text in [*ENGLISH, *GERMAN, "日 x"]:
+        found = [id + 1 if id else 3 for id in pieces.encode(text)]
+        assert translator.tokenizer(text)["input_ids"] == [ids["eng_Latn"], *found, 2], text
+
+
+def test_a_tokenizer_without_languages_is_named(tmp_path: Path, refused):
+    random_model("m2m_100").save_pretrained(tmp_path / "theirs")
+    message = refusal(refused, *M2M100, tmp_path / "theirs", tmp_path / "ours")
+    assert "its tokenizer are missing or have no tokens of languages" in message
+
+
+def test_tokens_without_an_embedding_are_text(tmp_path: Path):
+    """facebook/blenderbot-3B has 8,008 embeddings, and <mask> has id 8008."""
+    tokenizer = nllb_tokenizer(tmp_path / "theirs")
+    rows = tokenizer.convert_tokens_to_ids("eng_Latn") + 1
+    random_model("m2m_100", vocab_size=rows, max_position_embeddings=200).save_pretrained(tmp_path / "theirs")
+    tokenizer.save_pretrained(tmp_path / "theirs")
+    main([str(tmp_path / "theirs"), str(tmp_path / "ours"), "--source-language", "eng_Latn", "--target-language",
+          "ace_Arab"])  # fmt: skip
+    translator = Translator.from_pretrained(tmp_path / "ours", device="cpu")
+    assert max(translator.tokenizer("zul_Latn a <mask>")["input_ids"]) < rows
 
 
 def test_the_languages_must_be_chosen(tmp_path: Path, refused, capsys):

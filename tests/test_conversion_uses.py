@@ -190,6 +190,27 @@ def test_settings_of_the_search_come_along(tmp_path: Path, capsys):
     assert search_of(tmp_path / "paper") == paper | {"suppress_tokens": [61]}
 
 
+def test_settings_come_along_without_a_number_of_beams(tmp_path: Path):
+    """transformers saves no num_beams of 1, as in the files of NLLB-200. min_length counts the start token."""
+    theirs = shutil.copytree(golden("hf-marian"), tmp_path / "theirs")
+    ids = {name: id for name, id in json.loads((theirs / "config.json").read_text()).items() if name.endswith("_id")}
+    settings = ids | {"max_length": 33, "min_length": 6, "forced_bos_token_id": 5, "bad_words_ids": [[61], [7]]}
+    (theirs / "generation_config.json").write_text(json.dumps(settings))
+    config = json.loads((theirs / "config.json").read_text())
+    config.pop("num_beams", None)
+    (theirs / "config.json").write_text(json.dumps(config))
+    main([str(theirs), str(tmp_path / "ours")])
+    found = json.loads((tmp_path / "ours" / "generation_config.json").read_text())
+    assert (found["num_beams"], found["length_penalty"], found["early_stopping"]) == (4, 0.6, "never")  # the paper's
+    assert (found["max_new_tokens"], found["min_new_tokens"], found["forced_bos_token_id"]) == (32, 5, 5)
+    assert found["suppress_tokens"] == [7, 61] and "extra_length" not in found
+    model: Any = MarianMTModel.from_pretrained(theirs, local_files_only=True).eval()
+    ours = Translator.from_pretrained(tmp_path / "ours", device="cpu").model
+    batch: dict[str, Any] = {"input_ids": torch.tensor([[5, 9, 7, 0]]), "attention_mask": torch.ones(1, 4).long()}
+    expected, tokens = (each.generate(**batch, num_beams=1)[0, 1:].tolist() for each in (model, ours))
+    assert tokens == expected and expected[0] == 5 and len(expected) > 5
+
+
 def test_joeynmts_settings_come_along(tmp_path: Path):
     theirs = shutil.copytree(golden("joeynmt"), tmp_path / "theirs")
     config = yaml.safe_load((theirs / "config.yaml").read_text())

@@ -911,6 +911,15 @@ def test_the_card_of_a_converted_model_names_its_source(folder):
     assert card.data.language == ["fr", "en"]
 
 
+def test_the_card_of_a_multilingual_model_names_the_chosen_languages(folder):
+    """The Hub refuses a language that is not a code of ISO 639, such as eng_Latn."""
+    options = {"source_lang": "eng_Latn", "target_lang": "deu_Latn"}
+    record = {"toolkit": "hf-prenorm", "file": "config.json", "options": options}
+    (folder / "conversion.json").write_text(json.dumps(record))
+    card: Any = card_of(written(folder))
+    assert r"Translates eng\_Latn to deu\_Latn" in card.text and card.data.language == ["eng", "deu"]
+
+
 def test_a_downloaded_model_keeps_the_languages_of_its_card(folder, refused):
     (folder / "README.md").write_text("---\nlanguage: [fr, en]\n---\n")
     card: Any = card_of(written(folder))

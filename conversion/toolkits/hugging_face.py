@@ -102,9 +102,13 @@ def read_search(folder: Path, options: Mapping[str, Any]) -> tuple[dict[str, Any
     file = folder / "generation_config.json"
     settings = {name: value for name, value in options.items() if value is not None}
     settings |= read_json_object(file) if file.exists() else {}
-    if not settings.get("num_beams"):  # no settings at all
-        return {}, []
-    search = {name: settings.get(name, default) for name, default in DEFAULT_SEARCH.items()}
+    # Without a number of beams, transformers searches greedily; the converted model keeps the paper's beam search.
+    search: dict[str, Any] = {}
+    if settings.get("num_beams"):
+        search |= {name: settings.get(name, default) for name, default in DEFAULT_SEARCH.items()}
+    shortest = settings.pop("min_length", None)
+    if shortest and settings.get("min_new_tokens") is None:
+        settings["min_new_tokens"] = shortest - 1  # without the start token
     limits = ("max_new_tokens", "min_new_tokens", *REPETITION)
     search |= {name: settings[name] for name in limits if settings.get(name) not in (None, REPETITION.get(name, 0))}
     if "max_new_tokens" not in search and settings.get("max_length"):

@@ -18,6 +18,7 @@ from transformers import (
     PegasusForConditionalGeneration,
 )
 from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
+from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB_LANGUAGE_CODES
 
 from vaswani_transformer.errors import one_line
 from vaswani_transformer.files import read_json_object
@@ -37,6 +38,7 @@ from .hugging_face import (
     find_model_type,
     make_embedding_rules,
     make_layer_rules,
+    read_added_tokens,
     read_model,
     read_search,
 )
@@ -116,6 +118,8 @@ def read_vocabulary(folder: Path, kind: str, rows: int, ids: Mapping[str, Any], 
         if pieces := find_file(folder, "sentencepiece.bpe.model"):
             if (folder / "vocab.json").exists():
                 return read_m2m100(folder, pieces, settings, rows, ids)
+            if not (folder / TOKENIZERS[0]).exists():  # transformers 5 would load it without the languages
+                return read_nllb(folder, pieces, rows, ids)
     if not find_file(folder, *TOKENIZERS):  # transformers would return a tokenizer without tokens
         return number_tokens([], [rows, rows], f"there is no {TOKENIZERS[0]}; {REMEDY}", unknown=None, **ids)
     try:
@@ -124,6 +128,8 @@ def read_vocabulary(folder: Path, kind: str, rows: int, ids: Mapping[str, Any], 
     except Exception as error:  # transformers raises many kinds
         reason = one_line(str(error))[:200]
         return number_tokens([], [rows, rows], f"transformers cannot load it ({reason}); {REMEDY}", unknown=None, **ids)
+    # Some models of Blenderbot have no embedding of <mask>, the last token.
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < rows]
     by_id = {id: token for token, id in theirs.get_vocab().items()}
     tokens = [by_id.get(id, f"<unused {id}>") for id in range(rows)]
     vocabulary = Vocabulary(tokens, [*tokens], unknown=theirs.unk_token_id, **ids)
@@ -148,11 +154,39 @@ def read_m2m100(
     codes = FAIRSEQ_LANGUAGE_CODES[settings.get("language_codes", "m2m100")]
     names = {code: f"__{code}__" for code in codes}
     tokens += names.values()
-    tokens += [f"<unused {id}>" for id in range(len(tokens), rows)]
     files = [pieces, folder / "vocab.json"]
+    return read_pieces(SentencePieceModel.read(pieces), tokens, names, rows, files, ids)
+
+
+def read_nllb(folder: Path, pieces: Path, rows: int, ids: Mapping[str, Any]) -> Vocabulary:
+    """Read the SentencePiece model of an NllbTokenizer of transformers 4 without tokenizer.json.
+
+    fairseq's special tokens replace the first three pieces, <unk>, <s> and </s>. Then come the languages, <mask>, and
+    languages that users have added: transformers 4.34 and later write down the ids.
+    """
+    model = SentencePieceModel.read(pieces)
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *(piece for piece, *_ in model.pieces[3:])]
+    added = {id: token for token, id in read_added_tokens(folder).items() if id >= len(tokens)}
+    tokens += [added[id] for id in sorted(added)] or [*NLLB_LANGUAGE_CODES, "<mask>"]
+    names = {token: token for token in tokens if LANGUAGE_TOKEN.fullmatch(token)}
+    return read_pieces(model, tokens, names, rows, [pieces], ids)
+
+
+def read_pieces(
+    model: SentencePieceModel,
+    tokens: list[str],
+    names: Mapping[str, str],
+    rows: int,
+    files: list[Path],
+    ids: Mapping[str, Any],
+) -> Vocabulary:
+    """Return the vocabulary of a SentencePiece model whose languages stand at fixed places.
+
+    tokens: by id;  names: language -> its token;  rows: the number of embeddings;  ids: of the special tokens
+    """
+    tokens = tokens + [f"<unused {id}>" for id in range(len(tokens), rows)]
     vocabulary = Vocabulary(tokens, [*tokens], unknown=tokens.index("<unk>"), files=files, **ids)
     vocabulary.hide_languages(names)
-    model = SentencePieceModel.read(pieces)
     for side in SIDES:
         vocabulary.tokenizers[side] = model.build_tokenizer(vocabulary, side)
     return vocabulary
