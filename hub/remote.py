@@ -126,12 +126,22 @@ def is_file(entry: RepoFile | RepoFolder) -> TypeGuard[RepoFile]:
 
 
 def plan_changes(remote: dict[str, RepoFile], files: Files, kept: Sequence[str] = ()) -> list[Change]:
-    """Return the change of each file in the repository and in the push."""
+    """Return the change of each file in the repository and in the push.
+
+    Raises InputError if the names of two files would differ by case only.
+    """
     changes = []
     for name, file in sorted(files.items()):
         is_kept = name in kept and name in remote
         changes.append(Change(name, measure_size(file), "same" if is_kept else compare(file, remote.get(name))))
     stale = sorted(name for name in remote if name not in files and is_managed(name))
+    by_lower = {name.lower(): name for name in files}
+    for name in sorted({*remote} - {*files, *stale}):
+        if pushed := by_lower.get(name.lower()):
+            raise InputError(
+                f"the repository has {name}, and a push writes {pushed}: a computer that ignores case, such as a Mac, "
+                f"would keep one of them; delete or rename {name} on the Hub first"
+            )
     return changes + [Change(name, 0, "deleted") for name in stale]
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, Response
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException as HTTPError
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -86,8 +86,7 @@ def create_app(
     @app.get("/metrics", summary="Counters and histograms for Prometheus")
     async def report_metrics(request: Request) -> Response:
         check_key(request, request.query_params.get("api_key"))
-        encode, media_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(metrics.registry), media_type=media_type)
+        return Response(generate_latest(metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
     return MeasuredApp(app, metrics)
 

@@ -2,16 +2,19 @@
 
 import asyncio
 import json
+import logging
 from typing import Annotated, Any, Literal
 
 from fastapi import HTTPException, Request
 from pydantic import BaseModel, Field, ValidationError
+from starlette.datastructures import ImmutableMultiDict
 from starlette.types import Message, Receive
 
 BODY_SECONDS = 15
 CHARACTER_BYTES = 12  # the longest spelling of a character: two escapes \\uXXXX in JSON, or %XX four times in a form
 OTHER_BYTES = 16_384  # of a body or of headers, besides the text
 FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # not for each client that sends nonsense
 
 
 class TranslationRequest(BaseModel):
@@ -57,7 +60,7 @@ def most_bytes(characters: int) -> int:
 
 async def read_fields(request: Request, limit: int) -> dict[str, Any]:
     """Read the fields of query string and body. Raises HTTPException: 400, 408 or 413."""
-    fields: dict[str, Any] = dict(request.query_params)
+    fields = join_texts(request.query_params)
     request = Request(request.scope, limit_body(request.receive, limit))
     length = request.headers.get("content-length", "0")
     if int(length) > limit:  # the HTTP parser has checked that it is a number
@@ -65,14 +68,20 @@ async def read_fields(request: Request, limit: int) -> dict[str, Any]:
     try:
         async with asyncio.timeout(BODY_SECONDS):
             if request.headers.get("content-type", "").partition(";")[0].strip().lower() in FORMS:
-                form = await request.form(max_files=0)
-                texts = form.getlist("q")
-                fields |= dict(form) | ({"q": texts} if len(texts) > 1 else {})
+                fields |= join_texts(await request.form(max_files=0))
             elif body := await request.body():
                 fields |= parse_json(body)
     except TimeoutError:
         raise HTTPException(408, f"the body of the request did not arrive within {BODY_SECONDS} s") from None
+    except UnicodeError:
+        raise HTTPException(400, "Invalid request: the form is not text in its charset; send it as UTF-8") from None
     return fields
+
+
+def join_texts(fields: ImmutableMultiDict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a form or query string; `q` is a list if it is there several times."""
+    texts = fields.getlist("q")
+    return dict(fields) | ({"q": texts} if len(texts) > 1 else {})
 
 
 def parse_json(body: bytes) -> dict[str, Any]:

@@ -51,8 +51,22 @@ class Splitter(HTMLParser):
     def handle_pi(self, data: str) -> None:
         self.add(f"<?{data}>")
 
+    def parse_marked_section(self, i: int, report: bool = True) -> int:
+        """Copy `<![CDATA[...]]>`, and `<![...>` as far as browsers read it; Python raises AssertionError for most."""
+        end = "]]>" if self.rawdata.startswith("<![CDATA[", i) else ">"
+        after = self.rawdata.find(end, i) + len(end)
+        if after < len(end):
+            return -1  # it has no end
+        self.add(self.rawdata[i:after])
+        return after
+
     def unknown_decl(self, data: str) -> None:
-        self.add(f"<![{data}{']]>' if data.startswith('CDATA[') else ']>'}")
+        self.add(f"<![{data}]]>")  # CDATA, of a Python that does not call the method above
+
+    def close(self) -> None:
+        super().close()
+        if self.rawdata:  # the end of a script without an end tag, which Python 3.11 leaves there
+            self.handle_data(self.rawdata)
 
 
 def split_html(page: str) -> list[tuple[str, bool]]:

@@ -121,6 +121,13 @@ def test_json_forms_and_query_strings_have_the_same_fields(server, translator):
     assert [answer.json for answer in answers] == [{"translatedText": translator.translate(ENGLISH[1])[0]}] * 4
 
 
+def test_a_query_string_or_a_form_may_have_several_texts(server, translator):
+    query = urllib.parse.urlencode([*LANGUAGES.items(), *(("q", text) for text in ENGLISH)])
+    form = "application/x-www-form-urlencoded"
+    expected = {"translatedText": translator.translate(ENGLISH)}
+    assert server.request(f"/translate?{query}", b"").json == server.post(query.encode(), form).json == expected
+
+
 def test_alternatives_and_scores_are_those_of_the_translator(server, translator):
     found = translator.find_hypotheses(ENGLISH, num_return_sequences=3)
     answer = server.translate(ENGLISH, alternatives=2, scores=True).json
@@ -153,6 +160,7 @@ def test_html_keeps_its_tags_and_the_text_between_them_is_translated(server, tra
 PAGES = [
     "", "a", "<p>a</p", "<", "&amp", "<script>a<b</script>c", "<!-- a --><!doctype html>b", "AT&amp;T &lt;b&gt; \xa0",
     "<p translate='no'>a &lt; b<br><b>c</p>d", "</p>a", "<?php a ?>", "<![CDATA[a]]>b", "<![if IE]>a<![endif]>",
+    "<![1]>a", "a<![x[b]]>", "<![CDATA[a", "<![cdata[a>b]]>", "<![", "a<script>b", "<style>a</s", "<pre>a&lt;",
 ]  # fmt: skip
 
 
@@ -161,6 +169,7 @@ def test_html_that_is_not_translated_keeps_its_meaning(page):
     """Pieces that are split and joined are the same to a parser."""
     joined = join_html(split_html(page))
     assert split_html(joined) == split_html(page)
+    assert html.unescape(joined) == html.unescape(page)
 
 
 def test_attention_has_a_row_for_each_token_of_the_translation(exported):
@@ -241,6 +250,20 @@ def test_errors_are_one_sentence_of_json(server, body, status, error):
     answer = server.post(body)
     assert answer.status == status and answer.json.keys() == {"error"}
     assert error in answer.json["error"] and "\n" not in answer.json["error"]
+
+
+def test_forms_and_headers_that_cannot_be_read_are_neither_bugs_nor_logged(exported):
+    head = b'--x\r\nContent-Disposition: form-data; name="q"\r\n\r\n'
+    with command(exported / "onnx", *STATED) as (address, process):
+        for charset in ("undefined", "punycode", "idna", "hex", "utf-16", "x" * 1000):
+            for body in (b"", b"q", b"--x\n", b"--x\r\n: \r\n", head + b"\xff\r\n--x--\r\n"):
+                answer = address.post(body, f"multipart/form-data; boundary=x; charset={charset}")
+                assert answer.status == 400 and answer.json.keys() == {"error"}
+        accepted = "application/openmetrics-text; version=x"
+        assert "vaswani_requests_total" in address.request("/metrics", accept=accepted).json
+        process.terminate()
+        assert process.wait() == 0
+        assert process.stderr is not None and process.stderr.read() == ""
 
 
 def test_unknown_paths_and_methods_are_errors_of_json(server):

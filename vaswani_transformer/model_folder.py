@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .errors import BrokenFileError, InputError
-from .files import check_inside, check_readable, file_sha256, files_sha256, read_json_object
+from .files import check_inside, check_readable, explain_missing, file_sha256, files_sha256, read_json_object
 from .search_vaswani_transformer import SearchSettings, refuse_settings_of_generate
 from .sentences_vaswani_transformer import TARGET_TOKENIZER
 from .tokenizer_files import TOKENIZER_FILES, read_tokenizer
@@ -200,7 +200,9 @@ def weight_files(folder: Path) -> list[Path]:
             )
         if any(folder.glob("*.onnx")):
             raise InputError(f'{folder} holds an ONNX export; read it with backend="onnx" (--backend onnx)')
-        raise BrokenFileError(f"{folder / WEIGHTS}: no such file; the folder has a config.json but no weights")
+        raise BrokenFileError(
+            f"{folder / WEIGHTS}: {explain_missing(folder / WEIGHTS)}; the folder has a config.json but no weights"
+        )
     path = folder / INDEX
     file_of_tensor = read_json_object(path).get("weight_map")
     names: list[Any] = list(file_of_tensor.values()) if isinstance(file_of_tensor, dict) else [None]
