@@ -242,7 +242,9 @@ def page_texts() -> list[str]:
     return texts
 
 
-@pytest.mark.parametrize("limit", [8, 12, 20, 40, 1000])
+@pytest.mark.parametrize(
+    "limit", [8, pytest.param(12, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.slow), 40, 1000]
+)
 def test_the_page_finds_the_same_sentences(limit: int, tmp_path: Path) -> None:
     tokenizer().save_pretrained(tmp_path)
     texts = page_texts()

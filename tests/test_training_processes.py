@@ -196,7 +196,7 @@ def test_leftovers_of_another_launcher_are_named(start):
     assert "what another launcher has set (WORLD_SIZE=4 RANK=2;" in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_process_that_waits_for_others_in_vain_names_them_and_can_be_stopped(start, number):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
