@@ -128,7 +128,7 @@ def read_vocabulary(folder: Path, kind: str, rows: int, ids: Mapping[str, Any], 
     except Exception as error:  # transformers raises many kinds
         reason = one_line(str(error))[:200]
         return number_tokens([], [rows, rows], f"transformers cannot load it ({reason}); {REMEDY}", unknown=None, **ids)
-    # Some models of Blenderbot have no embedding of <mask>, the last token.
+    # A token that was added to the tokenizer alone, such as <mask>, has no embedding.
     content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < rows]
     by_id = {id: token for token, id in theirs.get_vocab().items()}
     tokens = [by_id.get(id, f"<unused {id}>") for id in range(rows)]
