@@ -116,13 +116,11 @@ def choose_languages(description: Description, file: Path, source: str | None, t
     in_source, known = description.in_source, description.vocabulary.languages
     given = {"--source-language": source, "--target-language": target}
     if in_source is None or not known:
-        if in_source is not None and any(given.values()):
-            raise InputError(
-                f"{file}: the files of its tokenizer are missing or have no tokens of languages, so that none can be "
-                f"chosen; add the tokenizer.json of the model, or leave out {' and '.join(given)}"
-            )
         if any(value is not None for value in given.values()):
-            raise InputError(f"{file}: this model's languages are not chosen here; leave out {' and '.join(given)}")
+            why = "this model's languages are not chosen here;"
+            if in_source is not None:
+                why = "the files of its tokenizer are missing or have no tokens of languages; add tokenizer.json, or"
+            raise InputError(f"{file}: {why} leave out {' and '.join(given)}")
         if in_source is not None:
             description.notes = [*description.notes, NO_LANGUAGES_NOTE]
         return {}
