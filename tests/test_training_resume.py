@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -143,6 +144,15 @@ def test_moments_are_not_replaced_by_zeros(stopped, start):
 def test_a_checkpoint_under_the_name_of_another_is_not_resumed(stopped, start):
     stopped.rename(stopped.with_name("step-5"))
     start().ends(3, "step-5/trainer_state.json: progress: step is 4 in step-5")
+
+
+def test_the_time_left_does_not_depend_on_the_machine_before(stopped, start):
+    progress = json.loads((stopped / "trainer_state.json").read_text())["progress"]
+    change_json(stopped / "trainer_state.json", progress=progress | {"seconds": 1e6})
+    write_manifest(stopped, [path for path in stopped.iterdir() if path.name != "manifest.json"])
+    said = start(max_steps=12).ends(0, "resuming from step-4")
+    assert re.search(r"step 5/12  \d\.\d\d s per step\n", said)
+    assert re.search(r"step 6/12 .* 0:0\d:\d\d left\n", said)
 
 
 def test_changes_of_recipe_text_tokenizer_and_processes_are_refused(start, text, tmp_path):

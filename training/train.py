@@ -184,6 +184,7 @@ class Run:
         """Load the newest checkpoint, if there is one. began: time.perf_counter() when the process started"""
         self.progress = self.stepper.progress = self.checkpointer.restore()
         self.began = began - self.progress.wall_seconds
+        self.resumed_at = self.progress.step, self.progress.seconds
 
     def release(self) -> None:
         """Free the input thread, the network and the group of processes, before Accelerate ends the latter."""
@@ -283,10 +284,15 @@ class Run:
                 "gradient_norm": self.stepper.gradient_norm,
                 **self.meter.read(self.window, progress),
             }
-            self.reporter.log(record, (total - step) * progress.seconds / step)
+            self.reporter.log(record, (total - step) * self._seconds_per_step())
             self.window.start()
         else:
-            self.reporter.advance(step, total, progress.seconds / step)
+            self.reporter.advance(step, total, self._seconds_per_step())
+
+    def _seconds_per_step(self) -> float:
+        """Return the mean since the run was resumed: the steps before may be those of another machine."""
+        step, seconds = self.resumed_at
+        return (self.progress.seconds - seconds) / (self.progress.step - step)
 
 
 def report_setup(run: Run) -> None:
