@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import gc
 import math
 import os
 import resource
@@ -54,6 +55,19 @@ FIRST = [
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # a collection would visit every object of the imported modules and of the collected tests
+
+
+def one_fast_in(step: int, cases: Iterable[Any]) -> list[Any]:
+    """Return the cases of a parametrization; every `step`-th runs with the fast tests, the others are slow."""
+    marks: Any = pytest.mark.slow
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marks if number % step else [])
+        for number, case in enumerate(cases)
+    ]
 
 
 # Any, because `generate()` and torch's modules are typed as unions that tests would have to narrow.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ENVIRONMENT, wait_until, write_lines
+from conftest import ENVIRONMENT, one_fast_in, wait_until, write_lines
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from saved_model import ENGLISH, GERMAN, VOCABULARY, change_json, saved_model, trained_model, trained_tokenizer
@@ -405,7 +405,9 @@ def configure_accelerate(folder: Path, **content: object) -> Path:
     return config
 
 
-@pytest.mark.parametrize(("number", "processes"), [(signal.SIGTERM, 2), (signal.SIGINT, 2), (signal.SIGTERM, 1)])
+@pytest.mark.parametrize(
+    ("number", "processes"), one_fast_in(2, [(signal.SIGTERM, 2), (signal.SIGINT, 2), (signal.SIGTERM, 1)])
+)
 def test_a_signal_reaches_every_training_process_once(tmp_path, number, processes):
     make_program(tmp_path, PROGRAM)
     if processes == 1:  # `train` starts it itself unless Accelerate is configured

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import one_fast_in
 from golden import converted, golden, opus_folder, train_sentencepiece
 from safetensors.torch import load_file
 from saved_model import ENGLISH, GERMAN
@@ -206,17 +207,23 @@ def in_greek(text: str) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
-@pytest.mark.parametrize("codes", [[], [">>bel_Latn<<", ">>deu<<"]])
-@pytest.mark.parametrize("two_vocabularies", [False, True])
 @pytest.mark.parametrize(
-    ("script", "options"),
-    [
-        ("latin", {}),
-        ("greek", {}),
-        ("latin", {"model_type": "bpe"}),
-        ("greek", {"model_type": "bpe"}),
-        ("greek", {"model_type": "bpe", "vocab_size": 340, "byte_fallback": True}),
-    ],
+    ("script", "options", "two_vocabularies", "codes"),
+    one_fast_in(
+        3,
+        (
+            (script, options, two_vocabularies, codes)
+            for script, options in (
+                ("latin", {}),
+                ("greek", {}),
+                ("latin", {"model_type": "bpe"}),
+                ("greek", {"model_type": "bpe"}),
+                ("greek", {"model_type": "bpe", "vocab_size": 340, "byte_fallback": True}),
+            )
+            for two_vocabularies in (False, True)
+            for codes in ([], [">>bel_Latn<<", ">>deu<<"])
+        ),
+    ),
 )
 def test_characters_of_the_other_side_have_marians_ids(
     script: str, options: dict, two_vocabularies: bool, codes: list[str], tmp_path: Path

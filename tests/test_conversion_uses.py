@@ -44,7 +44,8 @@ def fine_tuned(checkpoint: Golden, tmp_path: Path, **keys: Any) -> Path:
     return tmp_path / "tuned"
 
 
-@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[:2]), NAMES[2]])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_fine_tuning_starts_from_the_converted_model(name: str, tmp_path: Path):
     """Configuration, both tokenizers and every weight come from the converted folder."""
     checkpoint = converted(name)

@@ -41,6 +41,7 @@ def test_the_search_equals_brute_force(lively_model: ModelMaker, beams: int) -> 
         assert tensors.tokens != free.tokens
 
 
+@pytest.mark.slow
 def test_the_graph_begins_with_it_as_well(lively_model: ModelMaker) -> None:
     model = lively_model(1, vocab_size=40)
     model.generation_config.forced_bos_token_id = FORCED

@@ -277,6 +277,7 @@ def test_serve_reads_the_languages_in_the_card_of_a_repository(hub):
     assert downloaded(hub) == {"README.md"}
 
 
+@pytest.mark.slow
 def test_training_reads_its_initial_weights_and_their_tokenizer_from_one_commit(hub, tmp_path):
     """Asked again, the Hub might name another commit."""
     for name in ("train.en", "train.de", "val.en", "val.de"):

@@ -99,7 +99,8 @@ def test_dropout_keeps_the_mean(rate):
     assert dropped.mean() == pytest.approx(1, abs=6 * (rate / (1 - rate) / 4_000_000) ** 0.5 + 1e-6)
 
 
-@pytest.mark.parametrize("attention", [pytest.param("eager", marks=pytest.mark.slow), "sdpa"])
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_training_compiles_once_for_all_sizes(tiny_model, attention):
     """Batch sizes, lengths and numbers of target tokens all vary."""
     torch._dynamo.reset()

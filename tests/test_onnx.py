@@ -113,6 +113,7 @@ def test_the_graph_has_standard_operators_and_documented_inputs(graph: onnx.Mode
     assert str(Path(__file__).parents[1]).encode() not in file and b"site-packages" not in file, "no local paths"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(Version(onnxruntime.__version__) < Version("1.31"), reason="it ignores the attributes of Shape")
 def test_onnxruntime_infers_symbolic_shapes(two_vocabularies: Path, tmp_path: Path) -> None:
     """The graph with these shapes translates as before. Without defaults: the tool takes them for constants.

@@ -144,6 +144,7 @@ def test_translating_needs_neither_torch_nor_transformers_nor_telemetry(folder: 
     assert list(tmp_path.rglob("*onnxruntime*")) == []
 
 
+@pytest.mark.slow
 def test_an_export_sends_no_telemetry(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"}

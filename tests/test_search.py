@@ -18,7 +18,7 @@ from brute_force import (
     full_forward,
     length_penalty,
 )
-from conftest import ModelMaker, padded, random_sentences
+from conftest import ModelMaker, one_fast_in, padded, random_sentences
 from searches import by_generate, by_search, check_same
 from transformers import GenerationConfig
 
@@ -258,8 +258,17 @@ def test_beam_1_is_greedy_search(lively_model: ModelMaker) -> None:
     assert ended >= 10
 
 
-@pytest.mark.parametrize("beams", [1, 2, 4])
-@pytest.mark.parametrize(("size", "penalty"), [(1, 1.0), (2, 1.0), (3, 1.0), (0, 1.3), (0, 0.7), (2, 1.5)])
+@pytest.mark.parametrize(
+    ("size", "penalty", "beams"),
+    one_fast_in(
+        5,
+        (
+            (size, penalty, beams)
+            for size, penalty in ((1, 1.0), (2, 1.0), (3, 1.0), (0, 1.3), (0, 0.7), (2, 1.5))
+            for beams in (1, 2, 4)
+        ),
+    ),
+)
 def test_settings_against_repetitions_equal_brute_force(
     lively_model: ModelMaker, beams: int, size: int, penalty: float
 ) -> None:

@@ -95,6 +95,7 @@ def test_ids_of_invalid_text_decode_as_in_python(tmp_path: Path) -> None:
     assert in_node("encode.mjs", {"texts": [], "ids": rows}, tmp_path)["texts"] == expected
 
 
+@pytest.mark.slow
 def test_characters_are_classified_as_in_the_library(tmp_path: Path) -> None:
     """Covers every code point of planes 0 and 1, and many other code points.
 

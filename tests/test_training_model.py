@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import write_lines
+from conftest import one_fast_in, write_lines
 from safetensors.torch import load_file
 from saved_model import ENGLISH, GERMAN, change_json, saved_model, trained_tokenizer
 from tokenizers import Tokenizer, processors
@@ -166,7 +166,7 @@ def test_sizes_other_than_those_of_the_initial_weights_are_named(folder):
     assert model_config(kept, 300).dropout == 0.3
 
 
-@pytest.mark.parametrize(("alpha", "expected"), [(None, 0.6), (1.2, 1.2)])
+@pytest.mark.parametrize(("alpha", "expected"), one_fast_in(2, [(1.2, 1.2), (None, 0.6)]))
 def test_the_model_defaults_to_the_length_penalty_of_the_recipe(folder, alpha, expected):
     train(recipe_of(folder, length_penalty=alpha))
     assert Translator.from_pretrained(folder / "run").search.length_penalty == expected

@@ -36,6 +36,7 @@ def test_losses_do_not_depend_on_the_number_of_processes(uninterrupted):
     assert_same_losses(uninterrupted(1)[0], uninterrupted(2)[0])
 
 
+@pytest.mark.slow
 def test_more_processes_than_micro_batches_share_them(start, tmp_path):
     """Without dropout, the same pairs in a step give the same loss."""
     keys = {"micro_batches": 1, "tokens_per_step": 120, "max_steps": 12, "learning_rate": 1e-3, "save_every": 12}
@@ -93,6 +94,7 @@ def test_processes_with_different_checkpoints_all_end(start, tmp_path):
         assert re.search(expected, process.said()), process.said()
 
 
+@pytest.mark.slow
 def test_fsdp_has_the_losses_and_files_of_ddp(uninterrupted):
     split, copied = uninterrupted(2, FSDP)[0], uninterrupted(2)[0]
     numbers = r"([\d,]+) parameters.*weights split by FSDP \(([\d,]+) here\)"
@@ -196,7 +198,8 @@ def test_leftovers_of_another_launcher_are_named(start):
     assert "what another launcher has set (WORLD_SIZE=4 RANK=2;" in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_process_that_waits_for_others_in_vain_names_them_and_can_be_stopped(start, number):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import flip_a_bit, wait_until
+from conftest import flip_a_bit, one_fast_in, wait_until
 from safetensors.torch import save_file
 from saved_model import change_json
 from training_child import TrainingProcess
@@ -45,13 +45,13 @@ def stopped(run_of_four_steps, tmp_path):
 
 @pytest.mark.parametrize(
     ("processes", "kills", "seed"),
-    [(1, 2, 1), (2, 2, 1), *(pytest.param(1, 5, seed, marks=pytest.mark.slow) for seed in range(100, 110))],
+    one_fast_in(12, [(2, 2, 1), (1, 2, 1), *((1, 5, seed) for seed in range(100, 110))]),
 )
 def test_kills_end_with_the_same_bits(start, tmp_path, uninterrupted, processes, kills, seed):
     kill_and_resume(start, tmp_path, *uninterrupted(processes), kills=kills, seed=seed, processes=processes)
 
 
-@pytest.mark.parametrize(("fault", "code"), [("term", 143), ("int", 130), ("hup", 129)])
+@pytest.mark.parametrize(("fault", "code"), one_fast_in(3, [("term", 143), ("int", 130), ("hup", 129)]))
 def test_a_signal_saves_and_the_same_command_resumes(start, tmp_path, uninterrupted, fault, code):
     said = start(fault=(fault, 4 * 7 + 2)).ends(code)  # In the middle of the accumulation of step 8.
     assert (tmp_path / "run/checkpoints/latest").read_text() == "step-7\n"

@@ -141,6 +141,7 @@ def where(folder) -> list[str]:
     return ["--model", str(saved_model(folder / "model")), "--output", str(folder / "paper")]
 
 
+@pytest.mark.slow
 def test_the_commands_write_pictures_and_results(where, folder):
     output = folder / "paper"
     (folder / "text.en").write_text("\n".join([*ENGLISH[:2], "", ""]))

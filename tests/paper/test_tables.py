@@ -26,6 +26,7 @@ from training.result_row import hardware
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
 
+@pytest.mark.slow
 def test_counted_operations_have_the_exponents_of_the_paper():
     counted = measure_layers(lengths=(16, 32, 64), widths=(64, 128))
     expected = {"self-attention": [2, 1], "recurrent": [1, 2], "convolutional": [1, 2, 1]}
@@ -52,6 +53,7 @@ def test_running_layers_have_the_steps_and_paths_counted_by_hand():
     assert measure_path(recur, 1024, 64) == 1024  # the signal does not vanish
 
 
+@pytest.mark.slow
 def test_table_2_has_a_row_for_every_result(text, tmp_path, capsys):
     columns = "command,hardware,cpu_hours,steps,parameters,test,beam,alpha,bleu,bleu_signature,bleu_lowercase"
     command = "python -m training --config multi30k_en_de --output-dir runs/x --model.dropout 0.2 --max_length 40"
