@@ -49,9 +49,10 @@ def convert(
         bool, typer.Option("--paper-search", help="Use the paper's search, not the settings of the checkpoint.")
     ] = False,
     source_language: Annotated[
-        str | None, typer.Option(help="Of a multilingual model (M2M-100, NLLB, ...), such as en or eng_Latn.")
+        str | None,
+        typer.Option(help="Source language of a multilingual model (M2M-100, NLLB, ...), such as en or eng_Latn."),
     ] = None,
-    target_language: Annotated[str | None, typer.Option(help="Of a multilingual model.")] = None,
+    target_language: Annotated[str | None, typer.Option(help="Target language of a multilingual model.")] = None,
     revision: Revision = None,
     dry_run: DryRun = False,
 ) -> None:

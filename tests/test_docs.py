@@ -35,7 +35,7 @@ from saved_model import saved_model
 
 from training import demo_corpus
 from training.recipe import Recipe, load_recipe
-from vaswani_transformer import SearchSettings, __version__
+from vaswani_transformer import SearchSettings, VaswaniTransformerConfig, __version__
 from vaswani_transformer.translator import TranslationOptions
 
 ROOT = Path(__file__).parents[1]
@@ -183,7 +183,8 @@ def help_of(name: str) -> str:
             cli.main([*words[1:], "--help"])
     text = printed.getvalue()
     if name in ("-m training", "vaswani-transformer train", "vaswani-transformer plan"):
-        text += " ".join(f"--{key} --{key.replace('_', '-')}" for key in Recipe.model_fields) + " --model.dropout"
+        text += " ".join(f"--{key} --{key.replace('_', '-')}" for key in Recipe.model_fields)
+        text += "".join(f" --model.{field}" for field in VaswaniTransformerConfig().to_dict())
     return text
 
 

@@ -86,14 +86,15 @@ def test_every_line_comes_once_and_in_order_when_a_node_is_killed(
 
 
 def test_a_second_run_translates_only_the_missing_parts(cluster: Any, start: Any, work: Any, tmp_path: Path) -> None:
-    """The source is a Parquet file of several row groups; a mark in a finished part shows that it stays."""
+    """The source is a Parquet file of several row groups, with nulls; a mark in a finished part shows that it stays."""
     import pyarrow
     import pyarrow.parquet
 
     model, translations = work
     lines = random.Random(2).choices([*translations], k=5000)
     source, output = tmp_path / "text.parquet", tmp_path / "out"
-    pyarrow.parquet.write_table(pyarrow.table({"en": lines}), source, row_group_size=700)
+    assert "" in lines
+    pyarrow.parquet.write_table(pyarrow.table({"en": [line or None for line in lines]}), source, row_group_size=700)
     words = ["examples/ray/translate.py", model, "--input", source, "--output", output, "--chunk-lines", PART]
     words += ["--column", "en"]
     process = start(*words)

@@ -148,7 +148,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     position_embedding_type: str = "sinusoidal"
     position_base: float | int = 10000.0
     position_offset: int = 0
-    max_position_embeddings: int | None = None  # rows of a learned table; for sinusoids, LONGEST_SEQUENCE
+    max_position_embeddings: int | None = None  # rows of a learned table (256 if None); sinusoids have no limit
 
     # Section 3.1 normalises after the residual sum ("post"). tensor2tensor's v2 and v3, OpenNMT-py and Sockeye use
     # "pre" with a final norm on top of each stack; torch.nn.Transformer has final norms with "post" too.

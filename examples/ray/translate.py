@@ -55,13 +55,13 @@ def count_tasks(cpus: int, gpus: int) -> int:
 
 
 def read_column(path: Path, column: str) -> Iterator[str]:
-    """Yield a column of a Parquet file in its order; Ray Data reads ahead."""
+    """Yield a column of a Parquet file in its order, with an empty text for null; Ray Data reads ahead."""
     ray.data.DataContext.get_current().execution_options.preserve_order = True
     rows = ray.data.read_parquet(str(path))
     if column not in (names := rows.columns() or []):
         raise InputError(f"{path} has no column {column}; --column is one of {', '.join(names)}")
     for row in rows.select_columns([column]).iter_rows():
-        yield row[column]
+        yield "" if row[column] is None else row[column]
 
 
 @app.command(help="Translate a large file on a Ray cluster. Run it again to resume.")
