@@ -186,7 +186,7 @@ def load_run_recipe(
 
     flags = {} if test is None else {"test": test}
     if data is not None:
-        flags |= {"data": data, "dataset": "null", "streaming": "false"}
+        flags |= {"data": data, "dataset": "null", "dataset_config": "null", "streaming": "false"}
     if config is not None:
         return load_recipe(config, flags)
     if (run := read_run(model)) == {}:
