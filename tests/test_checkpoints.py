@@ -317,6 +317,8 @@ def test_the_average_command_writes_a_model_folder(models, tiny_model, tmp_path,
     average([str(tmp_path), "--output", str(tmp_path / "regular"), "--last", "2"])
     assert "the average of step-20, step-30" in capsys.readouterr().out
     assert "is not empty; give the name of a new folder" in refused(average, arguments)
+    several = [models / "step-20", models / "step-30", "--last", "2", "--output", tmp_path / "two"]
+    assert "--last 2 counts the checkpoints of one run" in refused(average, several)
     found = load_model(tmp_path / "model", "cpu").model.shared.weight
     expected = (tiny_model(20).model.shared.weight + tiny_model(30).model.shared.weight) / 2
     torch.testing.assert_close(found, expected)
