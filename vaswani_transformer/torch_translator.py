@@ -158,7 +158,9 @@ class TorchTranslator(Translator):
         return cast(list[int], encoding["input_ids"]), [start for start, _ in encoding["offset_mapping"]]
 
     def _decode(self, tokens: list[int]) -> str:
-        return cast(str, self.target_tokenizer.decode(tokens, skip_special_tokens=True))
+        # As in ONNX: transformers would remove spaces in front of punctuation if tokenizer_config.json says so.
+        options: Any = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return cast(str, self.target_tokenizer.decode(tokens, **options))
 
     def count_cores(self) -> int | None:
         with THREADS_LOCK:
