@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from vaswani_transformer.cli import Precision, load_translator
-from vaswani_transformer.errors import InputError, UnavailableError
+from vaswani_transformer.errors import InputError, UnavailableError, as_input_errors
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.hub_files import download, is_repository
 from vaswani_transformer.languages import read_languages
@@ -112,11 +112,15 @@ def choose_languages(
 ) -> tuple[str, list[str]]:
     """Return the codes of source and targets: the given ones, or those of the model. Raises InputError.
 
-    A model with language tokens has the languages of these as targets.
+    A model with language tokens has the languages of these as targets, unless one of them is given.
     """
-    recorded = read_languages(folder) or (None, None)
-    source, target = source or recorded[0], target or recorded[1]
-    targets = translator.languages.names if translator.languages.are_needed else [target] if target else []
+    recorded, languages = read_languages(folder) or (None, None), translator.languages
+    source, targets = source or recorded[0], [each for each in (target or recorded[1],) if each]
+    if languages.are_needed:
+        targets = languages.names
+        if target is not None:
+            with as_input_errors():
+                targets = [languages.names[languages.tokens.index(languages.find(target))]]
     if not source or not targets:
         raise InputError(f"{folder} does not record its languages; give --source-language and --target-language")
     return source, targets
