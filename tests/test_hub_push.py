@@ -377,7 +377,10 @@ NOT_OF_GIT = ["", "a b", "a..b", "-a", "a/", "a//b", ".a", "a.lock", "é", "a~1"
         *(([name], f"repo is {name!r}") for name in ("model", "a/b/c", "a b/c", "a/b..c", "é/b", "")),
         *(([REPO, f"--revision={name}"], "not a valid branch or tag name") for name in NOT_OF_GIT),
         ([REPO, "--tag", "a b"], "not a valid branch or tag name"),
-        ([REPO, "--yes", "--to-folder", "x"], "exclude each other"),
+        *(
+            ([REPO, *given.split(), "--to-folder", "x"], f"{given.split()[0]} and --to-folder exclude each other")
+            for given in ("--yes", "--private", "--revision dev", "--tag v1", "--message m", "--keep-card")
+        ),
         ([REPO, "--license", "My License"], "is not a license name"),
         ([REPO, "--source-language", "English"], "'English' is not a language code"),
         ([REPO, "--dataset", "/private/text"], "'/private/text' is not a name on the Hub"),
