@@ -325,6 +325,7 @@ def test_a_text_without_finite_scores_is_named(exported: Path, graph: onnx.Model
         ("{model} {output} --attention --for transformers.js", "cannot be combined with --for transformers.js"),
         ("{model} {output} --attention --for optimum", "cannot be combined with --for optimum"),
         ("{model} {output} --precision int3", ".*--precision.*int3.* is not one of "),
+        ("{model} {output} --layout single --for optimum", "--layout single cannot be combined with --for optimum"),
         ("{model} {output} --layout flat", ".*--layout.*flat.* is not one of "),
         ("{model} {output} --for deno", ".*--for.*deno.* is not "),
     ],
