@@ -328,10 +328,14 @@ def test_settings_that_only_generate_supports_are_refused(folder, field, value):
     load_model(folder, device="cpu")  # for generate()
 
 
-def test_a_model_in_memory_is_refused_settings_that_only_generate_supports(folder):
-    change_json(folder / "generation_config.json", bad_words_ids=[[3]])
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [("bad_words_ids", [[3]], ", which generate"), ("eos_token_id", [2, 5], ", but 2 in con")],
+)
+def test_a_model_in_memory_is_refused_settings_that_only_generate_supports(folder, field, value, said):
+    change_json(folder / "generation_config.json", **{field: value})
     model = load_model(folder, device="cpu")
-    with pytest.raises(InputError, match=r"bad_words_ids is \[\[3\]\], which generate"):
+    with pytest.raises(InputError, match=re.escape(f"{field} is {value}{said}")):
         TorchTranslator(model, trained_tokenizer())
 
 
