@@ -393,7 +393,8 @@ def test_a_call_replaces_the_limit_of_the_folder_by_extra_length(exported, tmp_p
     """Converted models of OPUS-MT have a maximum for all texts. No translation ends before 60 tokens here."""
     shutil.copytree(exported / ("onnx" if backend == "onnx" else "model"), tmp_path / "copy")
     change_json(tmp_path / "copy" / "generation_config.json", extra_length=None, max_new_tokens=40, min_new_tokens=60)
-    translator, source = Translator.from_pretrained(tmp_path / "copy", backend=backend, device="cpu"), ENGLISH[:1]
+    source, folder = ENGLISH[:1], tmp_path / "copy"
+    translator: Any = Translator.from_pretrained(folder, backend=backend, device="cpu")
     length = len(trained_tokenizer()(source[0])["input_ids"])
 
     def count(**options):

@@ -199,6 +199,9 @@ def test_the_readme_quotes_only_plain_names(folder: Path) -> None:
         readme = write_readme(trained_model(), folder, folder=folder, **options)
         assert "exit" not in readme and "evil" not in readme and "`>>deu<<`" in readme
         assert said in readme if said else "It translates from" not in readme
+    (folder / "run.json").unlink()  # the languages of a converted model
+    (folder / "conversion.json").write_text('{"options": {"source_lang": "fr", "target_lang": "it"}}')
+    assert "It translates from `fr` to `it`." in write_readme(trained_model(), folder, folder=folder, **options)
 
 
 def test_the_readme_code_sets_required_inputs(two_vocabularies: Path) -> None:
