@@ -1,6 +1,7 @@
 """Command line of `serving`: load a model, bind the address, and serve until a signal."""
 
 import gc
+import re
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -62,6 +63,7 @@ def serve(
     from .fields import most_bytes
     from .service import Limits
 
+    check_origins(allow_origin or [])
     if api_key == "":
         raise InputError("the API key is empty; set VASWANI_API_KEY to a key, or unset it")
     with open_socket(host, port) as listener:
@@ -79,6 +81,13 @@ def serve(
         typer.echo(f"http://{name}:{listener.getsockname()[1]}  (/docs describes the API; Ctrl-C ends)", err=True)
         collect_rarely()
         server.run(sockets=[listener])
+
+
+def check_origins(origins: list[str]) -> None:
+    """Raise InputError for an origin that no browser sends, such as one with a path; the server would ignore it."""
+    for origin in origins:
+        if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\sA-Z]+", origin):
+            raise InputError(f"--allow-origin {origin}: write it as browsers do, such as https://example.org, or *")
 
 
 def collect_rarely() -> None:

@@ -598,6 +598,14 @@ def test_pages_of_other_origins_read_no_answers_unless_they_are_allowed(server, 
         assert address.request("/languages", Origin="https://b.example").headers[header] is None
 
 
+@pytest.mark.parametrize(
+    "origin", ["https://a.example/", "a.example", "https://A.example", "https://a.example https://b"]
+)
+def test_an_origin_that_no_browser_sends_is_refused(refused, exported, origin):
+    error = refused(main, ["serve", exported / "onnx", *STATED, "--allow-origin", "*", "--allow-origin", origin])
+    assert f"--allow-origin {origin}: write it as browsers do, such as https://example.org" in error
+
+
 def test_requests_are_finished_and_no_new_ones_accepted_when_the_server_ends(gated):
     with in_thread(gated) as (address, server):
         requests = Requests(address.translate, [ENGLISH[0]])
