@@ -81,6 +81,8 @@ def test_the_recipe_sets_the_number_of_processes(tmp_path):
     assert read_processes(["--config", "demo"]) is None
     # Other keys are checked with the recipe that is chosen later, not with the defaults.
     assert read_processes(["--data", "mytext", "--tokens_per_step", "2000"]) is None
+    (tmp_path / "two.yaml").write_text("processes: 2\nmax_steps: null\n")  # complete with the option alone
+    assert read_processes([*words, "--max_epochs", "3"]) == 2
 
 
 @pytest.mark.parametrize(
