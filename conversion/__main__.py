@@ -66,6 +66,10 @@ def convert(
     if to is not None:
         export_checkpoint(path, out, to)
     elif path.suffix in (".model", ".spm") and path.is_file() and toolkit is logits is None:
+        if (paper_search, *languages) != (False, None, None):
+            raise InputError(
+                f"{path} becomes a tokenizer; leave out --paper-search, --source-language and --target-language"
+            )
         import_tokenizer(path, out)
     else:
         import_checkpoint(path, out, toolkit, logits, paper_search, *languages)

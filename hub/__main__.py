@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # huggingface_hub and torch are imported only by a push, so t
     from .remote import Plan
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+MAIN, MESSAGE = "main", "Upload model with vaswani-transformer"  # defaults of a push
 
 
 # ---- options with a restricted format ----------------------------------------------------------------------------
@@ -87,9 +88,9 @@ def push(
     yes: Annotated[bool, typer.Option("--yes", help="Upload the files; without it, push is a dry run.")] = False,
     to_folder: Annotated[str | None, typer.Option(help="Write the files to a new folder instead; offline.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    revision: Annotated[str, git_name("Branch; created if it does not exist.")] = "main",
+    revision: Annotated[str, git_name("Branch; created if it does not exist.")] = MAIN,
     tag: Annotated[str | None, git_name("Tag the commit; the tag must be new.")] = None,
-    message: Annotated[str, typer.Option(help="Commit message.")] = "Upload model with vaswani-transformer",
+    message: Annotated[str, typer.Option(help="Commit message.")] = MESSAGE,
     onnx: Annotated[
         list[str] | None,
         typer.Option(help="The output of `export onnx`, or int8=OUTPUT for model_int8.onnx; default: FOLDER/onnx."),
@@ -116,8 +117,13 @@ def push(
         raise InputError("--example is empty")
     if not message.strip():
         raise InputError("--message is empty")
-    if yes and to_folder is not None:
-        raise InputError("--yes and --to-folder exclude each other")
+    of_the_hub = {"--yes": yes, "--private": private, "--revision": revision != MAIN, "--tag": tag is not None,
+                  "--message": message != MESSAGE, "--keep-card": keep_card}  # fmt: skip
+    for option, is_given in of_the_hub.items():
+        if is_given and to_folder is not None:
+            raise InputError(
+                f"{option} and --to-folder exclude each other: nothing is compared with the Hub or uploaded"
+            )
     out = None if to_folder is None else check_new_folder(to_folder)
     stated = {"source_language": source_language, "target_language": target_language, "dataset": dataset,
               "base_model": base_model, "license": license}  # fmt: skip

@@ -371,9 +371,15 @@ def list_fields(message: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
 
 
 def collect_variant_files(folder: Path, weights_sha256: str, onnx: Path, precision: str) -> Files:
-    """Return the files of a variant: its model.onnx is published as model_PRECISION.onnx."""
+    """Return the files of a variant: its model.onnx is published as model_PRECISION.onnx.
+
+    Raises InputError if it is not one graph, or was exported with another precision.
+    """
     published = f"{ONNX}/{onnx_file_name(precision)}"
     files = collect_onnx_files(folder, weights_sha256, onnx)
+    record = json.loads(cast(bytes, files.get(f"{ONNX}/{EXPORT_RECORD}", b"{}")))
+    if (exported := record.get("precision")) not in (None, precision):
+        raise InputError(f"--onnx {precision}={onnx}: {onnx / EXPORT_RECORD} says that its precision is {exported}")
     graph = files.pop(f"{ONNX}/model.onnx", None)
     if graph is None or f"{ONNX}/model.onnx.data" in files:
         raise InputError(f"--onnx {precision}={onnx}: a variant is one file, model.onnx, without model.onnx.data")

@@ -28,6 +28,16 @@ VOCABULARY = 4000  # of the tokenizer of Table 4's words
 SENTENCES = 300  # of the development set, for the claims
 LINES = 50  # of text, for the report on heads
 FIGURES = [1, 2, 3, 4, 5]
+SET_HERE = {"seed", "output_dir"}  # keys of a recipe that the commands set for each model
+
+
+def read_keys(words: list[str], of_command: set[str]) -> dict[str, str | None]:
+    """Return the keys of a recipe on a command line. Raises InputError for those that the command sets itself."""
+    keys = parse_options(words)
+    for key in keys:
+        if key.replace("-", "_") in of_command:
+            raise InputError(f"--{key} is set by this command; leave it out (--seeds and --output choose runs)")
+    return keys
 
 
 @app.command(help="Count the operations of four kinds of layers, their sequential steps and their paths.")
@@ -62,7 +72,7 @@ def table3(
     seeds: Seeds = "1,2,3",
     jobs: Jobs = 1,
 ) -> None:
-    options = parse_options(context.args)
+    options = read_keys(context.args, SET_HERE)
     from .table3 import parse_rows, write_table3
 
     typer.echo(write_table3(output, parse_rows(rows), parse_seeds(seeds), jobs, options))
@@ -86,7 +96,7 @@ def table4(
     vocabulary: Annotated[int, typer.Option(help="Size of the tokenizer of the words.")] = VOCABULARY,
     seeds: Seeds = "1",
 ) -> None:
-    options = parse_options(context.args)
+    options = read_keys(context.args, SET_HERE | {"data", "tokenizer", "train"})
     from .table4 import write_table4
 
     typer.echo(write_table4(output, treebank, unlabelled, vocabulary, parse_seeds(seeds), options))
@@ -162,7 +172,7 @@ def claims(
     jobs: Jobs = 2,
 ) -> None:
     check_run(run)
-    options, numbers = parse_options(context.args), parse_seeds(seeds)
+    options, numbers = read_keys(context.args, SET_HERE), parse_seeds(seeds)
     from .claims import CLAIMS, make_setting, write_claims
 
     setting = make_setting(
@@ -200,7 +210,7 @@ def run_all(
     check_run(run)
     if treebank is not None and not treebank.exists():  # it is read only after Table 3, hours later
         raise InputError(f"--treebank {treebank}: no such file or folder")
-    options, numbers = parse_options(context.args), parse_seeds(seeds)
+    options, numbers = read_keys(context.args, SET_HERE), parse_seeds(seeds)
     from .claims import CLAIMS, make_setting, write_claims
     from .figures import write_figures
     from .heads import write_heads

@@ -1,6 +1,7 @@
 """Command line of `serving`: load a model, bind the address, and serve until a signal."""
 
 import gc
+import re
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vaswani_transformer.cli import Precision, load_translator
-from vaswani_transformer.errors import InputError, UnavailableError
+from vaswani_transformer.errors import InputError, UnavailableError, as_input_errors
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.hub_files import download, is_repository
 from vaswani_transformer.languages import read_languages
@@ -62,6 +63,7 @@ def serve(
     from .fields import most_bytes
     from .service import Limits
 
+    check_origins(allow_origin or [])
     if api_key == "":
         raise InputError("the API key is empty; set VASWANI_API_KEY to a key, or unset it")
     with open_socket(host, port) as listener:
@@ -79,6 +81,13 @@ def serve(
         typer.echo(f"http://{name}:{listener.getsockname()[1]}  (/docs describes the API; Ctrl-C ends)", err=True)
         collect_rarely()
         server.run(sockets=[listener])
+
+
+def check_origins(origins: list[str]) -> None:
+    """Raise InputError for an origin that no browser sends, such as one with a path; the server would ignore it."""
+    for origin in origins:
+        if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\sA-Z]+", origin):
+            raise InputError(f"--allow-origin {origin}: write it as browsers do, such as https://example.org, or *")
 
 
 def collect_rarely() -> None:
@@ -112,11 +121,15 @@ def choose_languages(
 ) -> tuple[str, list[str]]:
     """Return the codes of source and targets: the given ones, or those of the model. Raises InputError.
 
-    A model with language tokens has the languages of these as targets.
+    A model with language tokens has the languages of these as targets, unless one of them is given.
     """
-    recorded = read_languages(folder) or (None, None)
-    source, target = source or recorded[0], target or recorded[1]
-    targets = translator.languages.names if translator.languages.are_needed else [target] if target else []
+    recorded, languages = read_languages(folder) or (None, None), translator.languages
+    source, targets = source or recorded[0], [each for each in (target or recorded[1],) if each]
+    if languages.are_needed:
+        targets = languages.names
+        if target is not None:
+            with as_input_errors():
+                targets = [languages.names[languages.tokens.index(languages.find(target))]]
     if not source or not targets:
         raise InputError(f"{folder} does not record its languages; give --source-language and --target-language")
     return source, targets

@@ -317,6 +317,8 @@ def test_the_average_command_writes_a_model_folder(models, tiny_model, tmp_path,
     average([str(tmp_path), "--output", str(tmp_path / "regular"), "--last", "2"])
     assert "the average of step-20, step-30" in capsys.readouterr().out
     assert "is not empty; give the name of a new folder" in refused(average, arguments)
+    several = [models / "step-20", models / "step-30", "--last", "2", "--output", tmp_path / "two"]
+    assert "--last 2 counts the checkpoints of one run" in refused(average, several)
     found = load_model(tmp_path / "model", "cpu").model.shared.weight
     expected = (tiny_model(20).model.shared.weight + tiny_model(30).model.shared.weight) / 2
     torch.testing.assert_close(found, expected)
@@ -332,10 +334,10 @@ def test_the_averaged_folder_has_both_tokenizers(root, tmp_path):
     assert [(tmp_path / name).read_text() for name in files] == [f'{{"{name}": 1}}' for name in files]
 
 
-@pytest.mark.parametrize("folder", [".", "checkpoints/step-20"])  # the name of the run, or of a folder
-def test_a_damaged_checkpoint_is_not_averaged(models, tmp_path, fails, folder):
+@pytest.mark.parametrize("words", [[".", "--last", "2"], ["checkpoints/step-20"]])  # the run, or a folder
+def test_a_damaged_checkpoint_is_not_averaged(models, tmp_path, fails, words):
     flip_a_bit(models / "step-20/model.safetensors")
-    fails(3, "step-20/model.safetensors has been altered", tmp_path / folder, "--last", "2")
+    fails(3, "step-20/model.safetensors has been altered", tmp_path / words[0], *words[1:])
 
 
 def test_checkpoints_of_different_models_are_not_averaged(root):

@@ -353,6 +353,8 @@ def test_doctor_fits_on_a_screen_and_checks_a_model(model_folder, tmp_path, caps
     assert any("has no checksums (manifest.json)" in line for line in lines)
     (tmp_path / "config.json").write_text("{")
     refused(main, ["doctor", tmp_path], 3)
+    for options in (["--revision", "v1"], ["--dry-run"]):
+        assert "--revision and --dry-run need a model" in refused(main, ["doctor", *options])
 
 
 def test_doctor_describes_an_onnx_export(exported, capsys):

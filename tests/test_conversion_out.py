@@ -156,6 +156,19 @@ def test_transformers_computes_the_same_logits(tmp_path: Path):
     assert generation["bad_words_ids"] == [[0], [1]]
 
 
+def test_the_settings_of_the_search_are_written_for_transformers(tmp_path: Path):
+    """All that means the same there; the length penalty does not."""
+    model = VaswaniTransformerForConditionalGeneration(tiny_config(layer_norm_eps=1e-5))
+    settings = {"num_beams": 6, "min_new_tokens": 2, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
+    model.generation_config.update(**settings, max_new_tokens=40, suppress_tokens=[0, 1, 9], forced_bos_token_id=7)
+    model.save_pretrained(tmp_path / "ours")
+    main(["--to", "hf-marian", str(tmp_path / "ours"), str(tmp_path / "theirs")])
+    written = json.loads((tmp_path / "theirs" / "generation_config.json").read_text())
+    settings |= {"max_length": 41, "bad_words_ids": [[0], [1], [9]], "forced_bos_token_id": 7}
+    assert written == settings | {"eos_token_id": 2, "pad_token_id": 1, "decoder_start_token_id": 0}
+    assert MarianMTModel.from_pretrained(tmp_path / "theirs").generation_config.num_beams == 6
+
+
 def test_a_forced_first_token_is_written_or_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """transformers applies it, and CTranslate2 takes it as the target_prefix of each call."""
     model = untrained_model(layer_norm_eps=1e-5)

@@ -76,6 +76,13 @@ def test_a_sentencepiece_model_alone_becomes_a_tokenizer_to_train_with(
     assert sorted(map(ours.convert_ids_to_tokens, special.values())) == ["</s>", "<pad>", "<s>", "<s>"]
 
 
+def test_options_for_models_are_refused_for_a_sentencepiece_model(tmp_path: Path, refused):
+    (tmp_path / "my.model").touch()
+    for options in (["--target-language", "de"], ["--paper-search"]):
+        error = refused(main, [tmp_path / "my.model", tmp_path / "mine", *options])
+        assert "becomes a tokenizer; leave out --paper-search, --source-language and --target-language" in error
+
+
 def test_a_sentencepiece_model_without_an_end_is_refused(tmp_path: Path):
     pytest.importorskip("sentencepiece")
     train_sentencepiece(GERMAN * 20, tmp_path / "my.model", vocab_size=100, hard_vocab_limit=False, eos_id=-1)

@@ -265,3 +265,8 @@ def test_marians_settings_come_along(tmp_path: Path):
     main([str(theirs), str(tmp_path / "ours")])
     found = search_of(tmp_path / "ours")
     assert (found["num_beams"], found["length_penalty"], found["extra_length"]) == (12, 0.6, 50)
+    assert "word-penalty" not in (tmp_path / "ours/CONVERSION.md").read_text()
+    decoder.write_text(decoder.read_text().replace("word-penalty: 0", "word-penalty: 0.2"))
+    main([str(theirs), str(tmp_path / "with-penalty")])
+    notes = (tmp_path / "with-penalty/CONVERSION.md").read_text()
+    assert "* The search here does not have the checkpoint's word-penalty 0.2." in notes

@@ -194,6 +194,11 @@ def test_wrong_columns_and_splits_of_a_dataset_are_named(tmp_path, load_dataset,
         load_dataset("flat", target_language="fr")
     with pytest.raises(InputError, match="no split 'dev'; splits: train"):
         load_dataset("nested", "dev")
+    with pytest.raises(InputError, match="dataset_config: .*nested was made by save_to_disk and has no configurations"):
+        load_dataset("nested", dataset_config="de-en")
+    twice = recipe_for(data=None, dataset=str(tmp_path / "flat"), train=["one", "two"])
+    with pytest.raises(InputError, match="has only split None, not 'one'"):  # both would be the same text
+        open_texts(twice, twice.train)
     with pytest.raises(InputError, match="has only split .*, not 'dev'"):  # not the training text again
         open_texts(recipe_for(data=None, dataset=str(tmp_path / "flat"), train=["train"]), ["dev"])
     datasets.Dataset.from_list([{"en": "a", "de": 3}, {"en": "b", "de": 4}]).save_to_disk(str(tmp_path / "numbers"))

@@ -176,6 +176,12 @@ def test_length_penalty_and_reference_language_are_applied(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)["bleu_tokenised"]
     assert found == scores(expected, references, language="de")["bleu_tokenised"]
     assert found != scores(expected, references, language="en")["bleu_tokenised"]
+    # A name without a language: it is that of the model's run.
+    (tmp_path / "r.de").rename(tmp_path / "r.txt")
+    (tmp_path / "model/run.json").write_text('{"recipe": {"source_language": "en", "target_language": "deu"}}')
+    files[3] = str(tmp_path / "r.txt")
+    main([str(tmp_path / "model"), *files, "--length-penalty", "-1", "--json"])
+    assert json.loads(capsys.readouterr().out)["bleu_tokenised"] == found
 
 
 def test_the_test_set_defaults_to_that_of_the_run(model_folder, capsys):

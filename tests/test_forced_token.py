@@ -11,10 +11,12 @@ from saved_model import ENGLISH, change_json, saved_model
 from searches import batch_for, by_generate, by_graph, by_search, check_same, padded, session_of
 from transformers import pipeline as typed_pipeline
 
+from conversion.onnx.as_marian import arrange_as_marian
 from conversion.onnx.export import export_single_folder
 from conversion.onnx.single_graph import export_single_graph
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import BrokenFileError
+from vaswani_transformer.loading import load_model
 
 pytestmark = pytest.mark.timeout(1200)  # as in test_repetition.py
 FORCED = 7
@@ -94,6 +96,14 @@ def test_a_graph_of_another_token_is_refused(tmp_path: Path, exported: Path) -> 
     change_json(folder / "generation_config.json", forced_bos_token_id=100)
     with pytest.raises(BrokenFileError, match="exported with forced_bos_token_id null, but .* has 100; export"):
         Translator.from_pretrained(folder, backend="onnx", device="cpu")
+
+
+def test_libraries_that_load_the_split_layout_get_the_token(tmp_path: Path) -> None:
+    folder = saved_model(tmp_path / "model")
+    change_json(folder / "generation_config.json", forced_bos_token_id=100, suppress_tokens=[0, 1, 9])
+    arrange_as_marian(folder, load_model(folder, "cpu"), "fp32", "optimum")
+    written = json.loads((folder / "generation_config.json").read_text())
+    assert (written["forced_bos_token_id"], written["bad_words_ids"]) == (100, [[0], [1], [9]])
 
 
 @pytest.mark.parametrize("token", [-1, 10**6, "de", 2.0, True, 2, 1])

@@ -32,6 +32,8 @@ def test_arguments_of_transformers_4_work_or_are_refused(translate):
     for name, said in (("src_lang", "src_lang is 'de'"), ("tgt_lang", "'de', but the model has no language tokens")):
         with pytest.raises(ValueError, match=f"{said}; leave it out"):
             translate(TEXTS[0], **{name: "de"})
+    with pytest.raises(ValueError, match="tgt_lang is 'de', target_language 'fr'; give one"):
+        translate(TEXTS[0], tgt_lang="de", target_language="fr")
     with pytest.raises(ValueError, match="return_text is False; return_tensors=True"):
         translate(TEXTS[0], return_text=False)
 

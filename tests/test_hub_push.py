@@ -223,6 +223,13 @@ def export(folder: Path, target: Path) -> Path:
     return target
 
 
+def recorded_as_int8(exported: Path, target: Path) -> Path:
+    """Copy an export as one of int8, whose graph would take minutes."""
+    shutil.copytree(exported, target)
+    change_json(target / "export.json", precision="int8")
+    return target
+
+
 def test_onnx_files_are_published_with_the_model(folder):
     (export(folder, folder / "onnx") / "notes.txt").write_text("mine")
     out = written(folder)
@@ -267,7 +274,8 @@ def test_onnx_translates_from_the_hub(hub, exported, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
     onnx = exported / "onnx"
-    push(exported / "model", REPO, "--yes", "--onnx", onnx, "--onnx", f"int8={onnx}")
+    int8 = recorded_as_int8(onnx, tmp_path / "int8")
+    push(exported / "model", REPO, "--yes", "--onnx", onnx, "--onnx", f"int8={int8}")
     expected = Translator.from_pretrained(onnx, backend="onnx", device="cpu").translate(ENGLISH)
     for precision, graph in ((None, "onnx/model.onnx"), ("int8", "onnx/model_int8.onnx")):
         hub.log.clear()
@@ -377,7 +385,10 @@ NOT_OF_GIT = ["", "a b", "a..b", "-a", "a/", "a//b", ".a", "a.lock", "é", "a~1"
         *(([name], f"repo is {name!r}") for name in ("model", "a/b/c", "a b/c", "a/b..c", "é/b", "")),
         *(([REPO, f"--revision={name}"], "not a valid branch or tag name") for name in NOT_OF_GIT),
         ([REPO, "--tag", "a b"], "not a valid branch or tag name"),
-        ([REPO, "--yes", "--to-folder", "x"], "exclude each other"),
+        *(
+            ([REPO, *given.split(), "--to-folder", "x"], f"{given.split()[0]} and --to-folder exclude each other")
+            for given in ("--yes", "--private", "--revision dev", "--tag v1", "--message m", "--keep-card")
+        ),
         ([REPO, "--license", "My License"], "is not a license name"),
         ([REPO, "--source-language", "English"], "'English' is not a language code"),
         ([REPO, "--dataset", "/private/text"], "'/private/text' is not a name on the Hub"),
@@ -679,8 +690,9 @@ def test_graphs_of_an_earlier_export_are_not_published(exported, tmp_path, refus
         graph.unlink()
 
 
-def test_all_published_graphs_are_in_the_record(exported):
-    out = written(exported / "model", "--onnx", exported / "onnx", "--onnx", f"int8={exported / 'onnx'}")
+def test_all_published_graphs_are_in_the_record(exported, tmp_path):
+    int8 = recorded_as_int8(exported / "onnx", tmp_path / "int8")
+    out = written(exported / "model", "--onnx", exported / "onnx", "--onnx", f"int8={int8}")
     record, graph = json.loads((out / "onnx/export.json").read_text()), exported / "onnx/model.onnx"
     assert record["graphs"] == dict.fromkeys(("model.onnx", "model_int8.onnx"), file_sha256(graph))
     for precision in (None, "int8"):
@@ -690,6 +702,11 @@ def test_all_published_graphs_are_in_the_record(exported):
     onnx.save(changed, out / "onnx/model_int8.onnx")
     with pytest.raises(BrokenFileError, match="model_int8.onnx is not the file that was exported"):
         Translator.from_pretrained(out, backend="onnx", device="cpu", precision="int8")
+
+
+def test_an_export_is_not_published_under_the_name_of_another_precision(exported, refused):
+    error = refusal(refused, exported / "model", REPO, "--onnx", f"int8={exported / 'onnx'}")
+    assert f"--onnx int8={exported / 'onnx'}: {exported / 'onnx/export.json'} says that its precision is fp32" in error
 
 
 def test_a_record_with_an_unknown_precision_is_not_published(exported, tmp_path, refused):

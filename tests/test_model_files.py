@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from saved_model import ENGLISH, VOCABULARY, change_json, trained_model, trained_tokenizer
 from tokenizers import Regex, Tokenizer, models, normalizers
+from transformers import GenerationConfig
 
 from vaswani_transformer import (
     SearchSettings,
@@ -327,10 +328,14 @@ def test_settings_that_only_generate_supports_are_refused(folder, field, value):
     load_model(folder, device="cpu")  # for generate()
 
 
-def test_a_model_in_memory_is_refused_settings_that_only_generate_supports(folder):
-    change_json(folder / "generation_config.json", bad_words_ids=[[3]])
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [("bad_words_ids", [[3]], ", which generate"), ("eos_token_id", [2, 5], ", but 2 in con")],
+)
+def test_a_model_in_memory_is_refused_settings_that_only_generate_supports(folder, field, value, said):
+    change_json(folder / "generation_config.json", **{field: value})
     model = load_model(folder, device="cpu")
-    with pytest.raises(InputError, match=r"bad_words_ids is \[\[3\]\], which generate"):
+    with pytest.raises(InputError, match=re.escape(f"{field} is {value}{said}")):
         TorchTranslator(model, trained_tokenizer())
 
 
@@ -380,6 +385,30 @@ def test_one_file_gives_the_same_search_everywhere(exported, tmp_path, settings,
         for text in ENGLISH
     ]
     assert Translator.from_pretrained(tmp_path / "copy", backend=backend, device="cpu").translate(ENGLISH) == expected
+
+
+@pytest.mark.filterwarnings("ignore:Unfeasible length constraints")  # of transformers, about min_new_tokens
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
+def test_a_call_replaces_the_limit_of_the_folder_by_extra_length(exported, tmp_path, backend):
+    """Converted models of OPUS-MT have a maximum for all texts. No translation ends before 60 tokens here."""
+    shutil.copytree(exported / ("onnx" if backend == "onnx" else "model"), tmp_path / "copy")
+    change_json(tmp_path / "copy" / "generation_config.json", extra_length=None, max_new_tokens=40, min_new_tokens=60)
+    source, folder = ENGLISH[:1], tmp_path / "copy"
+    translator: Any = Translator.from_pretrained(folder, backend=backend, device="cpu")
+    length = len(trained_tokenizer()(source[0])["input_ids"])
+
+    def count(**options):
+        ((found,),) = translator.find_hypotheses(source, **options)
+        return len(found.tokens)
+
+    assert (count(), count(extra_length=2), count(extra_length=2, max_new_tokens=9)) == (40, length + 2, 9)
+    settings = vars(translator.change_search(extra_length=2))  # as commands pass them on
+    assert count(**settings) == length + 2
+    if backend == "torch":
+        batch = trained_tokenizer()(source, return_tensors="pt")
+        for options in ({"extra_length": 2}, {"generation_config": GenerationConfig(extra_length=2)}):
+            assert translator.model.generate(**batch, **options).shape[1] == 1 + length + 2
+            assert translator.model.generate(**batch).shape[1] == 1 + 40
 
 
 class Bomb:

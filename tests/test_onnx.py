@@ -200,6 +200,9 @@ def test_the_readme_quotes_only_plain_names(folder: Path) -> None:
         readme = write_readme(trained_model(), folder, folder=folder, **options)
         assert "exit" not in readme and "evil" not in readme and "`>>deu<<`" in readme
         assert said in readme if said else "It translates from" not in readme
+    (folder / "run.json").unlink()  # the languages of a converted model
+    (folder / "conversion.json").write_text('{"options": {"source_lang": "fr", "target_lang": "it"}}')
+    assert "It translates from `fr` to `it`." in write_readme(trained_model(), folder, folder=folder, **options)
 
 
 def test_the_readme_code_sets_required_inputs(two_vocabularies: Path) -> None:
@@ -326,6 +329,7 @@ def test_a_text_without_finite_scores_is_named(exported: Path, graph: onnx.Model
         ("{model} {output} --attention --for transformers.js", "cannot be combined with --for transformers.js"),
         ("{model} {output} --attention --for optimum", "cannot be combined with --for optimum"),
         ("{model} {output} --precision int3", ".*--precision.*int3.* is not one of "),
+        ("{model} {output} --layout single --for optimum", "--layout single cannot be combined with --for optimum"),
         ("{model} {output} --layout flat", ".*--layout.*flat.* is not one of "),
         ("{model} {output} --for deno", ".*--for.*deno.* is not "),
     ],

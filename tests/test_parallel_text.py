@@ -394,6 +394,11 @@ def test_a_share_of_the_training_pairs_has_copies_in_capitals(tmp_path):
         assert 340 <= len(copies) <= 460  # the binomial's mean of 400 +- 3 standard deviations
     assert len(sources) == 4001 + len([line for line in sources if line not in lines and line != "日本"])
     assert read_sentences([text])[0] == sources
+    keys = {"capitals": "0.1", "train": "train.en,train.de", "validation": "[]", "source_language": "tr"}
+    other = load_recipe(None, {"data": str(tmp_path), **keys})
+    same = other.model_copy(update={"source_language": "en"})
+    (with_dotted_i,), (with_i,) = (open_training_and_validation(each)[0] for each in (other, same))
+    assert with_dotted_i.fingerprint() != with_i.fingerprint()
     (unchanged,), _ = open_training_and_validation(plain)
     assert unchanged.fingerprint() != text.fingerprint() and read_sentences([unchanged])[0] == [*lines, "日本"]
 

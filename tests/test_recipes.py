@@ -81,6 +81,8 @@ def test_the_recipe_sets_the_number_of_processes(tmp_path):
     assert read_processes(["--config", "demo"]) is None
     # Other keys are checked with the recipe that is chosen later, not with the defaults.
     assert read_processes(["--data", "mytext", "--tokens_per_step", "2000"]) is None
+    (tmp_path / "two.yaml").write_text("processes: 2\nmax_steps: null\n")  # complete with the option alone
+    assert read_processes([*words, "--max_epochs", "3"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -112,6 +114,11 @@ def test_the_recipe_sets_the_number_of_processes(tmp_path):
         ({"seed": "1", "seed.x": "1"}, "--seed.x: seed is 1, not a table"),
         ({"data": "a", "dataset": "b"}, "data and dataset are both given"),
         ({"data": "a", "streaming": "true"}, "streaming is true without a dataset"),
+        ({"data": "a", "dataset_config": "de-en"}, "^--dataset_config: dataset_config is 'de-en' without a dataset"),
+        (
+            {"learning_rate": "1e-3", "learning_rate_factor": "2"},
+            "learning_rate_factor is 2.0, but learning_rate 0.001",
+        ),
         ({"model": "{dropout: 0, dropout: 1}"}, "is not YAML: line 1 gives dropout a second time"),
         ({"train": "[1"}, r"--train '\[1' is not YAML"),
         ({"tokens_per_step": "4095"}, "max_length 256 does not fit into a micro-batch of 511 tokens"),

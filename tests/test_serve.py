@@ -25,13 +25,14 @@ from conftest import ENVIRONMENT, make_lively, wait_until
 from saved_model import ENGLISH, GERMAN, SIZES
 from translation_server import LANGUAGES, ROOT, Address, Answer, command, in_thread, started
 
+from serving.__main__ import choose_languages
 from serving.batches import BATCH_CHARACTERS, LEAST_CHARACTERS, Batcher, QueueFullError
 from serving.connections import DISCARDED_BYTES
 from serving.markup import join_html, split_html
 from serving.service import Limits
 from vaswani_transformer import Translator
 from vaswani_transformer.cli import main
-from vaswani_transformer.errors import BrokenFileError
+from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.languages import read_languages
 from vaswani_transformer.onnx_translator import OnnxTranslator
 from vaswani_transformer.tokenization import train_tokenizer
@@ -201,6 +202,10 @@ def test_each_text_of_a_batch_gets_its_target_language(tmp_path):
         page = address.translate(f"<p>{ENGLISH[0]}</p>", target="fr", format="html").json["translatedText"]
         assert html.unescape(page) == f"<p>{small}</p>"
         assert address.translate("a", target="es").json == {"error": "es is not supported"}
+    for given, targets in ((None, ["de", "fr"]), ("fr", ["fr"]), ("<2fr>", ["fr"])):  # of --target-language
+        assert choose_languages(translator, tmp_path, "en", given) == ("en", targets)
+    with pytest.raises(InputError, match="target_language is 'es'; the model has de, fr"):
+        choose_languages(translator, tmp_path, "en", "es")
 
 
 def test_metrics_count_requests_and_the_texts_of_batches(server):
@@ -591,6 +596,14 @@ def test_pages_of_other_origins_read_no_answers_unless_they_are_allowed(server, 
     with in_thread(translator, origins=["https://a.example"]) as (address, _):
         assert address.request("/languages", Origin="https://a.example").headers[header] == "https://a.example"
         assert address.request("/languages", Origin="https://b.example").headers[header] is None
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://a.example/", "a.example", "https://A.example", "https://a.example https://b"]
+)
+def test_an_origin_that_no_browser_sends_is_refused(refused, exported, origin):
+    error = refused(main, ["serve", exported / "onnx", *STATED, "--allow-origin", "*", "--allow-origin", origin])
+    assert f"--allow-origin {origin}: write it as browsers do, such as https://example.org" in error
 
 
 def test_requests_are_finished_and_no_new_ones_accepted_when_the_server_ends(gated):

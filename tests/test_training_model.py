@@ -172,6 +172,32 @@ def test_the_model_defaults_to_the_length_penalty_of_the_recipe(folder, alpha, e
     assert Translator.from_pretrained(folder / "run").search.length_penalty == expected
 
 
+def test_a_maximum_of_positions_is_refused_for_sinusoids(folder):
+    with pytest.raises(InputError, match="max_position_embeddings is 512, but sinusoids have no maximum"):
+        estimate(recipe_of(folder, model=SIZES | {"max_position_embeddings": 512}), seconds=0)
+    learned = {"max_position_embeddings": 512, "position_embedding_type": "learned"}
+    assert estimate(recipe_of(folder, model=SIZES | learned), seconds=0)["parameters"] > 512 * 16
+
+
+def test_a_finished_run_keeps_its_length_penalty(folder):
+    train(recipe_of(folder))
+    with pytest.raises(InputError, match="holds a run that differs: length_penalty was None, is 1.2"):
+        train(recipe_of(folder, length_penalty=1.2))
+
+
+def test_the_tokenizer_is_trained_on_the_text_of_the_run_that_begins(folder):
+    """Not on that of a start that ended before the first step, as after Ctrl-C and a look at the text."""
+    keys = {"tokenizer": None, "vocab_size": 266, "max_length": 100}
+    with pytest.raises(InputError, match="ended the run before its first step"):
+        train(recipe_of(folder, **keys, max_hours=0))
+    before = (folder / "run/tokenizer.json").read_bytes()
+    for language in ("en", "de"):
+        write_lines(folder / f"train.{language}", [f"xyzxyz {number} qqq" for number in range(20)])
+    train(recipe_of(folder, **keys))
+    assert (folder / "run/tokenizer.json").read_bytes() != before
+    assert "xyz" in Tokenizer.from_file(str(folder / "run/tokenizer.json")).encode("xyz").tokens
+
+
 @pytest.mark.parametrize("command", [train, lambda recipe: estimate(recipe, seconds=0)], ids=["train", "plan"])
 def test_a_value_that_no_model_has_is_refused_before_the_text_is_read(folder, command):
     with pytest.raises(InputError, match="model: config field `dropout` is 3; it must be at least 0 and less than 1"):
@@ -189,6 +215,9 @@ def test_the_plan_names_the_micro_batches_that_its_memory_is_for(folder):
     assert one["memory_bytes"] > two["memory_bytes"]
     assert "per process, with 1 micro-batch per step" in format_estimate(one)
     assert "per process, with 2 micro-batches per step" in format_estimate(two)
+    limited = format_estimate(estimate(recipe_of(folder, max_hours=2, max_tokens=5000), seconds=0))
+    assert "max_hours 2.0, max_tokens 5,000: not counted here, although the run may end there" in limited
+    assert "limits" not in format_estimate(one)
 
 
 def test_the_plan_for_a_dataset_on_the_hub_has_the_vocabulary_of_the_weights(folder):

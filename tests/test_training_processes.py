@@ -168,6 +168,10 @@ def test_unsupported_fsdp_settings_are_named(monkeypatch, variable, value, messa
 
 def test_deepspeed_is_refused(start, tmp_path):
     start(variables={"ACCELERATE_USE_DEEPSPEED": "true"}).ends(4, "DeepSpeed is not supported")
+    accumulating = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}  # by which Accelerate would divide the gradients
+    start(variables=accumulating).ends(
+        4, "gradient_accumulation_steps is 4; remove it, and set the recipe's micro_batches"
+    )
     assert not (tmp_path / "run").exists()
 
 

@@ -110,6 +110,8 @@ def test_a_killed_translation_resumes_with_the_missing_parts(start, words, work,
         ({"input": "other"}, "input was "),
         ({"model": "changed"}, "model was "),
         ({"chunk-lines": 6}, "chunk_lines was 5, is 6"),
+        ({"report": "doubtful"}, "report was None, is doubtful"),
+        ({"warn-ratio": 0.5}, "warn_ratio was None, is 0.5"),
     ],
 )
 def test_parts_of_another_text_model_or_search_are_refused(

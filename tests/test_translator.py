@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from saved_model import ENGLISH, GERMAN, change_json, saved_model, trained_model, trained_tokenizer, untrained_model
-from tokenizers import normalizers
+from tokenizers import Tokenizer, models, normalizers
 from torch.nn.functional import linear
-from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from vaswani_transformer import TorchTranslator, Translator, cached_decoder
 from vaswani_transformer.cached_decoder import fuse_layers
@@ -398,3 +398,13 @@ def test_the_length_of_a_plain_generation_config_is_that_of_generate(folder):
     found = translator.find_hypotheses(ENGLISH)
     assert [best.text for (best,) in found] == [by_generate(translator, text)[0][0] for text in ENGLISH]
     assert max(len(best.tokens) for (best,) in found) == 6  # and the start token
+
+
+def test_tokens_are_decoded_as_in_onnx_whatever_clean_up_the_tokenizer_is_saved_with(tiny_model):
+    words = {word: id for id, word in enumerate(("<s>", "<pad>", "</s>", "<unk>", "Hi", ",", "you", "."))}
+    backend = Tokenizer(models.WordLevel(words, "<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=True)
+    assert tokenizer.decode([4, 5, 6, 7]) == "Hi, you."
+    assert (
+        TorchTranslator(tiny_model(), tokenizer)._decode([4, 5, 6, 7]) == backend.decode([4, 5, 6, 7]) == "Hi , you ."
+    )

@@ -20,7 +20,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def average(
     checkpoint: Annotated[list[Path], typer.Argument(help="Model folders, or one run's folder (see --last).")],
     output: Annotated[Path, typer.Option(help="The new model folder.")],
-    last: Annotated[int, typer.Option(min=1, help="Number of a run's last checkpoints.")] = 5,
+    last: Annotated[int | None, typer.Option(min=1, help="Number of a run's last checkpoints; default: 5.")] = None,
 ) -> None:
     from vaswani_transformer.loading import load_model
 
@@ -29,9 +29,12 @@ def average(
 
     folders = checkpoint
     if len(checkpoint) == 1 and (checkpoint[0] / "checkpoints").is_dir():
+        last = last or 5
         folders = list_regular_checkpoints(checkpoint[0])[:last][::-1]
         if len(folders) < last:
             typer.echo(f"the run has {len(folders)} checkpoints, fewer than {last}", err=True)
+    elif last is not None:
+        raise InputError(f"--last {last} counts the checkpoints of one run; give the run's folder, or leave it out")
     if not folders:
         raise InputError(f"{checkpoint[0]}: no checkpoints to average")
     for folder in folders:

@@ -107,7 +107,9 @@ def estimate(recipe: Recipe, seconds: float) -> dict[str, Any]:
     tokens = batches.tokens_per_step * (1 - padding)
     share = source / (source + target)
     flops = training_flops(config, tokens * share, tokens * (1 - share), source, target)
+    others = ("max_hours", "max_cpu_seconds", "max_tokens", "patience")
     result |= {
+        "limits": {name: value for name in others if (value := getattr(settings.limits, name)) is not None},
         "parameters": count_parameters(config).total,
         "vocabulary": config.vocab_size,
         "flop_per_step": flops,
@@ -140,6 +142,9 @@ def format_estimate(estimate: dict[str, Any]) -> str:
         rows["corpus"] += f", {estimate['padding']:.1%} padding"
     if estimate["steps"]:
         rows["steps"] = f"{estimate['steps']:,}, {estimate['flop']:.3g} FLOP in total"
+    if estimate["limits"]:
+        limits = ", ".join(f"{name} {value:,}" for name, value in estimate["limits"].items())
+        rows["limits"] = f"{limits}: not counted here, although the run may end there"
     number = estimate["micro_batches"]
     rows["memory"] = f"about {estimate['memory_bytes'] / 2**30:.1f} GiB per process, with "
     rows["memory"] += f"{number} micro-batch{'es' if number > 1 else ''} per step"

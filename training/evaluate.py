@@ -13,6 +13,7 @@ import typer
 
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.exit import exit_cleanly
+from vaswani_transformer.languages import read_languages
 from vaswani_transformer.lines import open_output, read_lines, refuse_same_file, remove_line_breaks
 from vaswani_transformer.model_argument import find_model_and_backend
 from vaswani_transformer.options import (
@@ -29,6 +30,8 @@ from vaswani_transformer.options import (
     Workers,
 )
 from vaswani_transformer.training_run import RECORD, read_run
+
+from .languages import is_language
 
 if TYPE_CHECKING:
     from .recipe import Recipe
@@ -97,7 +100,8 @@ def evaluate(
         progress=True,
         **vars(search),
     )
-    result = scores(translations, text.references, text.kinds, text.language)
+    recorded = (read_languages(folder) or (None, "en"))[1]
+    result = scores(translations, text.references, text.kinds, text.language or recorded)
     result |= {"beam": search.num_beams, "alpha": search.length_penalty}
     if as_json:
         typer.echo(json.dumps({"test": text.name, **result}, indent=1))
@@ -112,14 +116,17 @@ def evaluate(
 
 @dataclass(frozen=True)
 class EvaluationText:
-    """Sources with their references, and the kind of each sentence if it is known."""
+    """Sources with their references, and the kind of each sentence if it is known.
+
+    language: of the references; None for the one that the model's records name
+    """
 
     name: str
     data: str
     sources: list[str]
     references: list[str]
     kinds: list[str] | None = None
-    language: str = "en"
+    language: str | None = None
 
 
 def read_text(
@@ -166,7 +173,8 @@ def read_text_files(source: Path, reference: Path) -> EvaluationText:
     for path, lines in ((source, sources), (reference, references)):
         if not any(lines):
             raise InputError(f"{path} has no text; a score needs sentences and their translations")
-    language = reference.name.removesuffix(".gz").rpartition(".")[2]  # test.de
+    suffix = reference.name.removesuffix(".gz").rpartition(".")[2]  # test.de
+    language = suffix if is_language(suffix) else None
     return EvaluationText(source.stem, source.parent.name, sources, references, language=language)
 
 
@@ -186,7 +194,7 @@ def load_run_recipe(
 
     flags = {} if test is None else {"test": test}
     if data is not None:
-        flags |= {"data": data, "dataset": "null", "streaming": "false"}
+        flags |= {"data": data, "dataset": "null", "dataset_config": "null", "streaming": "false"}
     if config is not None:
         return load_recipe(config, flags)
     if (run := read_run(model)) == {}:

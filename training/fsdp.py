@@ -21,6 +21,8 @@ from .loss import TrainingLoss
 
 UNSUPPORTED = {
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed is not supported; use training/accelerate/fsdp.yaml to shard the weights",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM is not supported; use training/accelerate/fsdp.yaml",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "parallelism_config is not supported; remove it",
     "FSDP_OFFLOAD_PARAMS": "fsdp_offload_params is not supported; remove it",
     "FSDP_ACTIVATION_CHECKPOINTING": "fsdp_activation_checkpointing: use the recipe's gradient_checkpointing instead",
 }
@@ -36,6 +38,11 @@ def pop_request() -> bool:
         concerns_run = requested or not variable.startswith("FSDP_")
         if concerns_run and os.environ.get(variable, "").lower() in ("true", "1"):
             raise UnavailableError(f"Accelerate's configuration: {remedy}")
+    if (steps := os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")) != "1":  # which divides the gradients
+        raise UnavailableError(
+            f"Accelerate's configuration: gradient_accumulation_steps is {steps}; remove it, and set the recipe's "
+            "micro_batches, whose gradients are accumulated"
+        )
     compiler = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no")
     if requested and compiler.lower() not in ("", "no"):
         raise UnavailableError(f"dynamo_backend {compiler} is not supported with FSDP; use --dynamo_backend no")

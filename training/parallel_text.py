@@ -135,7 +135,7 @@ def _with_capitals(text: ParallelText, share: float, languages: tuple[str, str])
             yield from _chunks(copies(chunk))
 
     name = f"{text.name} and {share:g} in capitals"
-    return ParallelText(name, chunks, lambda: f"{text.fingerprint()} capitals {share}")
+    return ParallelText(name, chunks, lambda: f"{text.fingerprint()} capitals {share} {languages}")
 
 
 def join_lines(text: str | None) -> str:
@@ -451,9 +451,12 @@ def _load_split(settings: TextSettings, split: str) -> tuple[Any, str]:
     from datasets.exceptions import DatasetsError
 
     name = cast(str, settings.dataset)
+    is_saved = Path(name).is_dir() and any((Path(name) / f).exists() for f in ("dataset_dict.json", "state.json"))
+    if is_saved and settings.dataset_config is not None:
+        raise InputError(f"dataset_config: {name} was made by save_to_disk and has no configurations; set it to null")
     fingerprint = ""
     try:
-        if Path(name).is_dir() and any((Path(name) / f).exists() for f in ("dataset_dict.json", "state.json")):
+        if is_saved:
             loaded: Any = datasets.load_from_disk(name)  # without a copy
         elif settings.streaming:
             builder = datasets.load_dataset_builder(name, settings.dataset_config)
@@ -468,7 +471,7 @@ def _load_split(settings: TextSettings, split: str) -> tuple[Any, str]:
         if split not in loaded:
             raise InputError(f"dataset {name} has no split {split!r}; splits: {', '.join(loaded)}")
         loaded = loaded[split]
-    elif split != str(loaded.split) and split not in settings.train:
+    elif split != str(loaded.split) and settings.train != [split]:  # whatever its name; two would be the same text
         raise InputError(f"dataset {name} has only split {loaded.split}, not {split!r}; save a DatasetDict with both")
     return loaded, fingerprint or f"{loaded._fingerprint} {len(loaded)}"
 

@@ -44,7 +44,7 @@ TEXT_KEYS = TEXT_LOCATION | {"source_language", "target_language"}
 # Keys that may change when a run is resumed.
 MAY_CHANGE = TEXT_LOCATION | {
     "tokenizer", "cache", "max_hours", "max_cpu_seconds", "max_tokens", "bleu_every", "keep", "output_dir", "overwrite",
-    "length_penalty", "allow_changed", "keep_going", "log_every", "trackers", "processes", "deterministic", "compile",
+    "allow_changed", "keep_going", "log_every", "trackers", "processes", "deterministic", "compile",
 }  # fmt: skip
 # Keys that may differ between the processes of a run. The hashes of the tokenizer and the weights are compared instead.
 OF_ONE_PROCESS = TEXT_LOCATION | {
@@ -58,9 +58,9 @@ class ModelSettings(BaseModel):
     preset: Text = Field(
         "base",
         description="Preset of VaswaniTransformerConfig: base, big, base-en-fr, big-en-fr, parsing-wsj, "
-        "parsing-semi-supervised, or a row of Table 3 such as C-N2.",
+        "parsing-semi-supervised, or a row of Table 3 such as C-N2; initial_weights have their own.",
     )
-    model: dict[str, Any] = Field({}, description="Config fields that differ from the preset.")
+    model: dict[str, Any] = Field({}, description="Config fields that differ from the preset or from initial_weights.")
     initial_weights: Text | None = Field(
         None, description="Model folder, or repository on the Hub, to start from (fine-tuning)."
     )
@@ -281,6 +281,13 @@ class Recipe(
             raise ValueError("data and dataset are both given; set one of them to null")
         if self.streaming and self.dataset is None:
             raise ValueError("streaming is true without a dataset; text files are never copied")
+        if self.dataset_config is not None and self.dataset is None:
+            raise ValueError(f"dataset_config is {self.dataset_config!r} without a dataset; set it to null")
+        if self.learning_rate is not None and self.learning_rate_factor != 1:
+            raise ValueError(
+                f"learning_rate_factor is {self.learning_rate_factor}, but learning_rate {self.learning_rate} replaces "
+                "the paper's formula; set learning_rate to null, or change it alone"
+            )
         if self.capitals and self.lowercase:
             raise ValueError(f"capitals is {self.capitals}, but lowercase is true, which undoes them; set one of them")
         if not self.train:

@@ -130,7 +130,12 @@ def parse_options(words: list[str]) -> dict[str, str | None]:
 
 
 def read_processes(words: list[str]) -> int | None:
-    """Return the number of processes that a command line asks for, for a launcher. Other keys are checked later."""
+    """Return the number of processes that a command line asks for, for a launcher.
+
+    Without --config, `read_command` chooses a recipe later, with which other keys are checked.
+    """
     options = parse_options(words)
     config = options.pop("config", None)
-    return load_recipe(config, {key: text for key, text in options.items() if key == "processes"}).processes
+    if config is None:
+        options = {key: text for key, text in options.items() if key == "processes"}
+    return load_recipe(config, options).processes

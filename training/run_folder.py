@@ -16,6 +16,7 @@ from vaswani_transformer.files import CONVERSION_NOTES, check_inside, read_json_
 from vaswani_transformer.hub_files import find_folder
 from vaswani_transformer.model_folder import CONVERSION_RECORD, MANIFEST, ORIGINALS, SETTINGS_FILES, WEIGHTS
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.tokenizer_files import TOKENIZER_FILES
 from vaswani_transformer.training_run import METRICS, RECORD, read_progress
 
 from .model import model_config
@@ -125,6 +126,8 @@ def claim_output(output: Path, record: dict[str, Any], settings: Settings, say: 
             remove_run(output, settings)
             begun = False
     if not begun:
+        for name in TOKENIZER_FILES:  # a start that was interrupted may have trained it on another text
+            (output / name).unlink(missing_ok=True)
         write_json(path, record)
         keep_conversion(output, settings)
 

@@ -11,6 +11,8 @@ from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
 from vaswani_transformer import TorchTranslator
 
+from .languages import split_code
+
 
 def corpus_bleu(
     translations: list[str], references: list[str], lowercase: bool = False, tokenize: str = "13a"
@@ -82,12 +84,16 @@ def exact_match(translations: list[str], references: list[str]) -> float:
 
 
 def tokenise_by_moses(lines: list[str], language: str) -> list[str]:
-    """Lower-case, normalise punctuation and tokenise like Multi30k's task1-tokenize.sh. Empty without sacremoses."""
+    """Lower-case, normalise punctuation and tokenise like Multi30k's task1-tokenize.sh. Empty without sacremoses.
+
+    language: sacremoses has rules for codes of two letters, and takes general ones for others, such as fra or fr-FR
+    """
     try:
         from sacremoses import MosesPunctNormalizer, MosesTokenizer
     except ModuleNotFoundError:
         return []
-    normalizer, tokenizer = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
+    code, _ = split_code(language)
+    normalizer, tokenizer = MosesPunctNormalizer(lang=code), MosesTokenizer(lang=code)
     return [" ".join(tokenizer.tokenize(normalizer.normalize(line.lower()))) for line in lines]
 
 

@@ -292,6 +292,7 @@ def translate(
         about = {"model": model_sha256(translator.folder), "backend": backend, "dtype": dtype, "precision": precision}
         about |= {"input": files_sha256(Path(input)), "chunk_lines": chunk_lines, "unwrap": unwrap, **decisive}
         about |= {"scores": scores, "alignments": alignments, "version": __version__}
+        about |= {"report": report, "warn_ratio": warn_ratio}  # which lists the doubtful ones of finished parts as well
         translate_file(translate_chunks, numbered, Path(output), about)
     else:
         with open_output(output) as out, closing(translate_chunks(numbered)) as translated:
@@ -524,6 +525,8 @@ def doctor(
     revision: Revision = None,
     dry_run: DryRun = False,
 ) -> None:
+    if model is None and (revision is not None or dry_run):
+        raise InputError("--revision and --dry-run need a model: vaswani-transformer doctor owner/name")
     folder = None if model is None else find_model(context, model, revision, dry_run)
     from .doctor import environment_lines, model_lines
 

@@ -91,14 +91,8 @@ class ModelFolder:
         Raises BrokenFileError for a setting that is out of range, InputError for one that only `generate()` applies.
         """
         given, file = self.generation_config, self.path / "generation_config.json"
-        for field in ("decoder_start_token_id", "pad_token_id", "eos_token_id"):
-            value, known = given.get(field), self.config[field]
-            if value is not None and json.dumps(value) not in (f"{known}", f"[{known}]"):  # 2.0 is no id
-                raise InputError(
-                    f"{file}: {field} is {value}, but {known} in config.json: generate() reads the first value, "
-                    "Translator and ONNX the second; set both to the same value"
-                )
         try:
+            refuse_other_ids(given, self.config)
             refuse_settings_of_generate(given)
         except ValueError as error:
             raise InputError(f"{file}: {error}") from None
@@ -174,6 +168,20 @@ class ModelFolder:
         if tokenizer.encode("a").ids[-1:] != [end]:
             raise BrokenFileError(
                 f"{folder / 'tokenizer.json'} does not end a sentence with token {end} (eos_token_id of config.json)"
+            )
+
+
+def refuse_other_ids(settings: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Raise ValueError if generation_config.json has other special ids than config.json, which the search uses.
+
+    settings, config: the contents of the files
+    """
+    for field in ("decoder_start_token_id", "pad_token_id", "eos_token_id"):
+        value, known = settings.get(field), config[field]
+        if value is not None and json.dumps(value) not in (f"{known}", f"[{known}]"):  # 2.0 is no id
+            raise ValueError(
+                f"{field} is {value}, but {known} in config.json: generate() reads the first value, Translator and "
+                "ONNX the second; set both to the same value"
             )
 
 

@@ -915,10 +915,10 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
     ):
         """Translate, with the arguments of transformers' `generate()`.
 
-        A translation has at most as many tokens as its source plus `extra_length`, unless the call or
-        generation_config.json gives `max_length` or `max_new_tokens`. If these are too short, beam search prefers
-        translations that end before the limit, even empty ones, and greedy search returns a truncated translation. A
-        setting that is None has its default value.
+        A translation has at most as many tokens as its source plus `extra_length`, unless the call gives `max_length`
+        or `max_new_tokens`, or generation_config.json does and the call has no `extra_length`. If these are too short,
+        beam search prefers translations that end before the limit, even empty ones, and greedy search returns a
+        truncated translation. A setting that is None has its default value.
         early_stopping: may also be a number of tokens, see `SearchSettings.lookahead`; transformers accepts no number
             in generation_config.json.
         Raises `ValueError` for invalid settings, naming the row for invalid sources and for log-probabilities that are
@@ -952,12 +952,15 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             limits = mask.sum(dim=1) + settings.extra_length
             if self.config.learned_positions is not None:
                 limits = limits.clamp(max=self.config.learned_positions - prompt_length)
-            longest = prompt_length + int(limits.max())
+            longest = int(limits.max())
+            # transformers prefers max_new_tokens, which generation_config.json may have.
+            limit = {"max_length": prompt_length + longest}
+            limit = limit if setting("max_new_tokens") is None else {"max_new_tokens": longest}
             if generation_config is None:
-                kwargs["max_length"] = longest
+                kwargs |= limit
             else:
                 generation_config = copy.deepcopy(generation_config)
-                generation_config.max_length = longest
+                vars(generation_config).update(limit)
         running = RunningSearch(
             cast(nn.Module, self),
             prompt_length,
@@ -990,20 +993,25 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
     def _limit_is_requested(self, generation_config: GenerationConfig | None, kwargs: dict) -> bool:
         """Return whether the limits of the sentences are replaced by one of the call or of generation_config.json.
 
-        Seq2SeqTrainer writes transformers' default, 20, into the `max_length` of a model's generation config, which
-        may come back as an argument; beside `extra_length` it is not a request.
+        An `extra_length` of the call replaces a limit of generation_config.json. Seq2SeqTrainer writes transformers'
+        default, 20, into the `max_length` of a model's generation config, which may come back as an argument; beside
+        `extra_length` it is not a request.
         """
-        kwargs.pop("extra_length", None)  # which transformers does not know
+        extra_length = kwargs.pop("extra_length", None)  # which transformers does not know
         if kwargs.get("max_length") is not None or kwargs.get("max_new_tokens") is not None:
             return True
-        own, of_call = self.generation_config, generation_config
-        has_extra_length = [getattr(config, "extra_length", None) is not None for config in (own, of_call)]
-        if own.max_new_tokens is not None or (own.max_length is not None and not has_extra_length[0]):
-            return True
-        if of_call is None:
+        if extra_length is not None:
             return False
-        default = 20 if has_extra_length[1] else None
-        return of_call.max_new_tokens is not None or of_call.max_length not in (None, default)
+        own = self.generation_config
+        for config, of_trainer in ((generation_config, 20), (own, own.max_length)):
+            names = ("extra_length", "max_length", "max_new_tokens")
+            extra_length, max_length, max_new_tokens = (getattr(config, name, None) for name in names)
+            no_request = (None,) if extra_length is None else (None, of_trainer)
+            if max_new_tokens is not None or max_length not in no_request:
+                return True
+            if extra_length is not None:
+                return False
+        return False
 
     def _prompt_length(self, prompt: Tensor | None) -> int:
         """Return the decoder prompt's length in tokens; transformers prepends a missing start token."""

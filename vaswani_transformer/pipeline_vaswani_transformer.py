@@ -111,8 +111,8 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         if src_lang is not None:
             raise ValueError(f"src_lang is {src_lang!r}; leave it out: the model needs no language of the source")
-        if tgt_lang is not None:
-            arguments.setdefault("target_language", tgt_lang)
+        if tgt_lang is not None and arguments.setdefault("target_language", tgt_lang) != tgt_lang:
+            raise ValueError(f"tgt_lang is {tgt_lang!r}, target_language {arguments['target_language']!r}; give one")
         if arguments.get("return_text") is False and not arguments.get("return_tensors"):
             raise ValueError("return_text is False; return_tensors=True returns the tokens instead")
 

@@ -32,7 +32,7 @@ from .errors import InputError, as_input_errors
 from .files import read_json_object, write_json
 from .hub_files import find_folder
 from .loading import load_model, wrap_tokenizer
-from .model_folder import AlignmentHead, ModelFolder, parse_alignment_heads
+from .model_folder import AlignmentHead, ModelFolder, parse_alignment_heads, refuse_other_ids
 from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration, target_vocab_size
 from .search_vaswani_transformer import SearchSettings, check_number, refuse_settings_of_generate
 from .sentences_vaswani_transformer import TARGET_TOKENIZER, LanguageTokens, choose_cleaning
@@ -112,6 +112,7 @@ class TorchTranslator(Translator):
         self.languages = LanguageTokens(tokenizer.backend_tokenizer)
         settings = model.generation_config.to_dict()
         with as_input_errors():
+            refuse_other_ids(settings, vars(model.config))
             refuse_settings_of_generate(settings)
             self.search = SearchSettings.from_generation_config(settings)
             self.alignment_heads = parse_alignment_heads(settings, vars(model.config))
@@ -158,7 +159,9 @@ class TorchTranslator(Translator):
         return cast(list[int], encoding["input_ids"]), [start for start, _ in encoding["offset_mapping"]]
 
     def _decode(self, tokens: list[int]) -> str:
-        return cast(str, self.target_tokenizer.decode(tokens, skip_special_tokens=True))
+        # As in ONNX: transformers would remove spaces in front of punctuation if tokenizer_config.json says so.
+        options: Any = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return cast(str, self.target_tokenizer.decode(tokens, **options))
 
     def count_cores(self) -> int | None:
         with THREADS_LOCK:

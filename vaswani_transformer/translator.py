@@ -226,8 +226,13 @@ class Translator(ABC):
         """Return the size and place of the model."""
 
     def change_search(self, **settings: Any) -> SearchSettings:
-        """Return the default settings with some changed; None keeps the default. Raises InputError."""
+        """Return the default settings with some changed; None keeps the default. Raises InputError.
+
+        A changed `extra_length` takes the place of a default `max_new_tokens`, such as that of OPUS-MT's models.
+        """
         changes = {name: value for name, value in settings.items() if value is not None}
+        if "extra_length" in changes:
+            changes.setdefault("max_new_tokens", None)
         if unknown := changes.keys() - vars(self.search).keys():
             raise InputError(f"{', '.join(sorted(unknown))}: no such setting; known: {', '.join(vars(self.search))}")
         with as_input_errors():

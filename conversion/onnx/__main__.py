@@ -25,9 +25,12 @@ def export(
         typer.Option(help="Data type of weights and matrix products; int8-weights: float32 products."),
     ] = "fp32",
     layout: Annotated[
-        Literal["single", "split"],
-        typer.Option(help="single: one graph with the search; split: encoder and decoders, with Optimum's names."),
-    ] = "single",
+        Literal["single", "split"] | None,
+        typer.Option(
+            help="single: one graph with the search; split: encoder and decoders, with Optimum's names; default: what "
+            "--for needs, or single."
+        ),
+    ] = None,
     attention: Annotated[
         bool,
         typer.Option(
@@ -71,11 +74,14 @@ def export(
     dry_run: DryRun = False,
 ) -> None:
     if library == "triton":
-        if layout != "single" or no_defaults:
+        if layout == "split" or no_defaults:
             given = "--no-defaults" if no_defaults else "--layout split"
             raise InputError(f"{given} cannot be combined with --for triton: its batches need the search with defaults")
     elif library:
+        if layout == "single":
+            raise InputError(f"--layout single cannot be combined with --for {library}, which loads the split layout")
         layout = "split"
+    layout = layout or "single"
     single_only = {"--sentences": sentences is not None, "--text": text, "--no-defaults": no_defaults}
     single_only["--repetition"] = repetition
     for option, is_given in single_only.items():

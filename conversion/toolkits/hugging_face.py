@@ -18,9 +18,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import FSMTForConditionalGeneration, MarianMTModel, MarianTokenizer, PreTrainedModel
 
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.files import read_json_object
-from vaswani_transformer.search_vaswani_transformer import ONLY_IN_GENERATE, REPETITION
+from vaswani_transformer.search_vaswani_transformer import ONLY_IN_GENERATE, REPETITION, SearchSettings
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenizer_files import TOKENIZER_FILES
 
@@ -331,9 +332,7 @@ def write_marian(folder: OurModel, out: Path, options: Options) -> None:
         tensors["lm_head.weight"] = ours[OUTPUT].clone()  # which may equal the decoder's embedding
     tensors["final_logits_bias"] = ours.get(OUTPUT_BIAS, torch.zeros(len(ours[TARGET]))).reshape(1, -1)
     save_file(folder.in_saved_dtype(tensors), out / "model.safetensors", metadata={"format": "pt"})
-    forced: Any = folder.model.generation_config.forced_bos_token_id
-    settings = make_generation_settings(config) | ({} if forced is None else {"forced_bos_token_id": forced})
-    write_toolkit_json(settings, out / "generation_config.json")
+    write_toolkit_json(make_generation_settings(folder.model), out / "generation_config.json")
     if was_hf_marian:
         write_toolkit_json(folder.kept["config"], out / "config.json")
         return
@@ -363,8 +362,16 @@ def make_marian_config(config: Any) -> dict[str, Any]:
     }
 
 
-def make_generation_settings(config: Any) -> dict[str, Any]:
-    """Return the content of generation_config.json: <pad> and the start token are never generated."""
-    forbidden = {config.pad_token_id, config.decoder_start_token_id} - {None, config.eos_token_id}
-    ids = {name: getattr(config, name) for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id")}
-    return {"bad_words_ids": [[id] for id in sorted(forbidden)], "num_beams": 4, "max_length": 512, **ids}
+def make_generation_settings(model: Model) -> dict[str, Any]:
+    """Return the content of generation_config.json: the model's search, except its length penalty, which is another.
+
+    The suppressed tokens, such as <pad>, are never generated.
+    """
+    config, ours = model.config, model.generation_config
+    search = SearchSettings.from_generation_config(ours.to_dict())
+    settings: dict[str, Any] = {"num_beams": search.num_beams, "max_length": (search.max_new_tokens or 511) + 1}
+    settings |= {"min_new_tokens": search.min_new_tokens} if search.min_new_tokens else {}
+    settings |= {"bad_words_ids": [[id] for id in ours.suppress_tokens]} if ours.suppress_tokens else {}
+    names = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
+    settings |= search.repetition | {name: getattr(config, name) for name in names}
+    return settings | ({} if ours.forced_bos_token_id is None else {"forced_bos_token_id": ours.forced_bos_token_id})

@@ -131,6 +131,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     vocabulary = read_vocabulary(path, options, count_embeddings(tensors, rules))
     unscaled = (SOURCE, TARGET) if learned else ()
     notes = [PENALTY_NOTE, PRE_NORM_NOTE] if config["norm_position"] == "pre" else [PENALTY_NOTE]
+    search, lost = read_search(path)
     return Description(
         tensors,
         rules,
@@ -138,18 +139,20 @@ def read(path: Path, reasons: Reasons) -> Description:
         vocabulary,
         TENSOR2TENSOR,
         unscaled=unscaled,
-        notes=notes,
-        search=read_search(path),
+        notes=notes + lost,
+        search=search,
         kept={"model_yml": text},
     )
 
 
-def read_search(path: Path) -> dict[str, Any]:
-    """Return the settings in decoder.yml for our generation_config.json."""
+def read_search(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings in decoder.yml for our generation_config.json, and a note about one that it lacks."""
     file = find_decoder_settings(path)
     settings = read_yaml(file) if file.exists() else {}
     names = {"beam-size": "num_beams", "normalize": "length_penalty"}
-    return {ours: settings[theirs] for theirs, ours in names.items() if isinstance(settings.get(theirs), int | float)}
+    found = {ours: settings[theirs] for theirs, ours in names.items() if isinstance(settings.get(theirs), int | float)}
+    penalty = settings.get("word-penalty")
+    return found, [f"The search here does not have the checkpoint's word-penalty {penalty}."] if penalty else []
 
 
 def find_decoder_settings(path: Path) -> Path:

@@ -88,3 +88,10 @@ def test_the_rate_of_cpu_time_ignores_the_number_of_threads():
     device = torch.device("cpu")
     by_elapsed, by_cpu = (matmul_flop_rate(device, torch.float32, 0, partial(next, ticks)) for ticks in (elapsed, cpu))
     assert by_elapsed == 2 * by_cpu
+
+
+@pytest.mark.parametrize("words", ["table3 --seed 5", "table3 --output-dir x", "table4 --treebank t --train x"])
+def test_keys_that_a_command_sets_for_each_model_are_refused(tmp_path, refused, words):
+    command, *options = words.split()
+    error = refused(main, [command, "--output", tmp_path, *options])
+    assert f"{options[-2]} is set by this command; leave it out" in error and not any(tmp_path.iterdir())
