@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.files import read_json_object
+from vaswani_transformer.languages import read_languages
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER, LanguageTokens
 
 from .single_graph import default_inputs
@@ -97,11 +98,9 @@ def describe_tokens(languages: LanguageTokens) -> str:
 
 
 def describe_languages(model_folder: Path) -> str:
-    """Return a sentence about the languages of a model that was trained here, or nothing."""
-    record = model_folder / "run.json"
-    recipe = read_json_object(record, "recipe").get("recipe", {}) if record.is_file() else {}
-    languages = [recipe.get(f"{side}_language") for side in ("source", "target")]
-    are_plain = all(isinstance(language, str) and LANGUAGE.fullmatch(language) for language in languages)
+    """Return a sentence about the languages that the model's folder records, or nothing."""
+    languages = read_languages(model_folder) or ()
+    are_plain = languages and all(map(LANGUAGE.fullmatch, languages))
     return "It translates from `{}` to `{}`. ".format(*languages) if are_plain else ""
 
 
