@@ -70,7 +70,7 @@ def serve(
         translator = load_translator(folder, backend, **options)
         settings = translator.change_search(num_beams=num_beams, length_penalty=length_penalty)
         recorded = find_languages(model, revision, folder)
-        source, targets = choose_languages(translator, recorded, source_language, target_language)
+        source, targets = choose_languages(translator, model, recorded, source_language, target_language)
         limits = Limits(max_characters, max_texts, max_queue)
         application = create_app(translator, source, targets, limits, settings, api_key, allow_origin or ())
         server = create_server(application, most_bytes(max_characters))
@@ -110,11 +110,12 @@ def find_languages(model: str, revision: str | None, folder: Path) -> tuple[str,
 
 
 def choose_languages(
-    translator: Translator, recorded: tuple[str, str] | None, source: str | None, target: str | None
+    translator: Translator, model: str, recorded: tuple[str, str] | None, source: str | None, target: str | None
 ) -> tuple[str, list[str]]:
     """Return source and targets: the given ones, or those of the model. Raises InputError.
 
     A model with language tokens has the languages of these as targets.
+    model: its name, for errors
     """
     known_source, known_target = recorded or (None, None)
     source, target = source or known_source, target or (None if translator.languages.are_needed else known_target)
@@ -122,10 +123,10 @@ def choose_languages(
     if target and (position := find_language(targets, target)) is not None:
         targets = [targets[position]]
     elif target:
-        raise InputError(f"--target-language is {target!r}; the model has {', '.join(targets)}")
+        raise InputError(f"--target-language is {target!r}; {model} has {', '.join(targets)}")
     missing = [f"--{side}-language" for side, found in (("source", source), ("target", targets)) if not found]
     if source is None or missing:
-        raise InputError(f"the model does not record its languages; give {' and '.join(missing)}")
+        raise InputError(f"{model} does not record its languages; give {' and '.join(missing)}")
     return source, targets
 
 

@@ -197,7 +197,7 @@ def test_a_missing_or_unknown_language_is_an_error_that_lists_them(translator, m
 
 
 def test_a_model_without_language_tokens_takes_no_language(model_folder):
-    with pytest.raises(InputError, match="target_language is 'de', but the model has no language tokens; leave it out"):
+    with pytest.raises(InputError, match="target_language is 'de', but the model has one target language; leave it"):
         Translator.from_pretrained(model_folder, device="cpu").translate("a", target_language="de")
 
 

@@ -224,7 +224,7 @@ def test_each_text_of_a_batch_gets_its_target_language(tmp_path):
 def test_clients_name_languages_by_any_of_their_codes(tokens, target, listed, spellings, tmp_path):
     """Models of OPUS-MT and NLLB have codes of three letters; Mastodon, Weblate and others look for those of two."""
     translator = lively_translator(tmp_path, tokens)
-    source, targets = choose_languages(translator, ("eng", "mul" if tokens else "fr"), None, target)
+    source, targets = choose_languages(translator, "", ("eng", "mul" if tokens else "fr"), None, target)
     expected = [translator.translate(ENGLISH[0], target_language=token) for token in tokens or [None]]
     assert len({text for (text,) in expected}) == len(expected)
     with in_thread(translator, source=source, targets=targets) as (address, _):
@@ -241,10 +241,10 @@ def test_clients_name_languages_by_any_of_their_codes(tokens, target, listed, sp
 
 def test_a_target_that_the_model_lacks_is_refused_at_the_start(tmp_path):
     multilingual = lively_translator(tmp_path, ["<2de>", "<2fr>"])
-    with pytest.raises(InputError, match="--target-language is 'es'; the model has de, fr"):
-        choose_languages(multilingual, ("en", "de"), None, "es")
-    with pytest.raises(InputError, match="record its languages; give --source-language$"):
-        choose_languages(multilingual, None, None, None)
+    with pytest.raises(InputError, match="--target-language is 'es'; owner/name has de, fr"):
+        choose_languages(multilingual, "owner/name", ("en", "de"), None, "es")
+    with pytest.raises(InputError, match="owner/name does not record its languages; give --source-language$"):
+        choose_languages(multilingual, "owner/name", None, None, None)
 
 
 def test_metrics_count_requests_and_the_texts_of_batches(server):
@@ -676,7 +676,7 @@ def test_an_address_that_is_taken_is_named(refused, exported):
 
 def test_a_model_without_languages_asks_for_them(refused, exported):
     error = refused(main, ["serve", exported / "onnx", "--port", 0])
-    assert error == "error: the model does not record its languages; give --source-language and --target-language\n"
+    assert error.startswith(f"error: {exported / 'onnx'} does not record its languages; give --source-language and --t")
 
 
 CARD = "---\nlanguage:\n- en\n- de\n---\n# A model\n"
