@@ -239,7 +239,8 @@ def test_the_page_offers_the_languages_of_the_tokens(browser: Any, tmp_path: Pat
     symbols = ["<2de>", "<2fr>", "__bel_Latn__"]
     train_tokenizer(GERMAN + ENGLISH, SIZES["vocab_size"], symbols=symbols).save_pretrained(tmp_path / "model")
     export_single_folder(tmp_path / "model", tmp_path / "onnx", defaults=False)
-    (tmp_path / "README.md").write_text("---\nlanguage: [en, de, fr, be]\n---\n")
+    metadata = {"language": ["en", "de", "fr", "be"], "widget": [{"text": f"<2fr> {ENGLISH[0]}"}]}
+    (tmp_path / "README.md").write_text(f"---\n{json.dumps(metadata)}\n---\n")
     options = ["--card", str(tmp_path / "README.md")]
     assemble(tmp_path / "onnx", tmp_path / "page", NODE_MODULES, *options).check_returncode()
     translator = Translator.from_pretrained(tmp_path / "model", device="cpu")
@@ -252,7 +253,8 @@ def test_the_page_offers_the_languages_of_the_tokens(browser: Any, tmp_path: Pat
         assert page.locator("#language option").all_text_contents() == ["German", "French", "Belarusian (Latin)"]
         for symbol, code in zip(symbols, ("de", "fr", "bel-Latn"), strict=True):
             page.locator("#language").select_option(symbol)
-            translate(page, ENGLISH[0])
+            page.get_by_role("button", name=ENGLISH[0]).click()
+            page.locator("#results[aria-busy=false]").wait_for()
             best = page.locator(".best")
             assert [best.text_content()] == translator.translate(ENGLISH[0], target_language=symbol)
             assert best.get_attribute("lang") == code

@@ -1,6 +1,6 @@
 // The page: its form, its worker, and its status line.
 import { containedWorker } from "./contained-worker.js";
-import { joinedTexts } from "./sentences.js";
+import { joinedTexts, takeLanguage } from "./sentences.js";
 
 const element = (id) => document.getElementById(id);
 const names = ["form", "source", "language", "beams", "translate", "retry", "copy", "status", "progress", "results"];
@@ -53,7 +53,9 @@ async function load() {
     element("language-field").hidden = model.languages.length < 2;
     const options = model.languages.map((token) => make("option", { value: token, textContent: nameOfToken(token) }));
     language.replaceChildren(...options);
-    about = model.about;
+    // The visitor chooses the language of examples; a token in the text would take its place.
+    const examples = model.about.examples.map((text) => takeLanguage(text, model.languages).rest);
+    about = { ...model.about, examples };
     describe();
     translate.disabled = false;
     showStatus("Ready.");
