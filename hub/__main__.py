@@ -102,7 +102,8 @@ def push(
     target_language: Annotated[str | None, LANGUAGE] = None,
     dataset: Annotated[str | None, DATASET] = None,
     base_model: Annotated[
-        str | None, typer.Option(callback=check_repo_id, help="Repository of the model that was fine-tuned.")
+        str | None,
+        typer.Option(callback=check_repo_id, help="Repository of the model that was tuned or converted."),
     ] = None,
     license: Annotated[str | None, LICENSE] = None,
     example: Annotated[
@@ -185,7 +186,8 @@ def repository_files(
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     files, translator, weights_sha256 = contents.collect_model_files(folder, onnx)
-    provenance = Provenance(folder, weights_sha256, list(map(Path, results)), stated)
+    targets = translator.languages.names if translator.languages.are_needed else []
+    provenance = Provenance(folder, weights_sha256, list(map(Path, results)), stated, targets)
     example = example or card.default_example(provenance)
     if example is not None:
         (example,) = translator.add_language([example], card.choose_language(translator, provenance))

@@ -15,7 +15,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from vaswani_transformer import VaswaniTransformerConfig, __version__
 from vaswani_transformer.attention_maps import attention_maps
-from vaswani_transformer.languages import LANGUAGES
+from vaswani_transformer.languages import find_language, name_languages, split_code
 from vaswani_transformer.model_folder import CODE_FILES, ONNX
 from vaswani_transformer.onnx_translator import graph_inputs, onnx_file_name
 from vaswani_transformer.pictures import attention_figure
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 TEMPLATE = Path(__file__).with_name("card.template")
 
+MOST_NAMES = 8  # languages that a sentence names; a table of tokens lists more
 EXAMPLES = {"en": "Do they come from Germany?", "de": "Kommen sie aus Deutschland?", "fr": "La maison est petite."}
 
 SIZES = ("vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads",
@@ -47,14 +48,14 @@ def default_example(provenance: Provenance) -> str | None:
 
     It is not read from the training text: run.json could then make the card quote any file of the user.
     """
-    return EXAMPLES.get(provenance.languages[0]) if provenance.languages else None
+    return EXAMPLES.get(split_code(provenance.source)[0]) if provenance.source else None
 
 
 def choose_language(translator: TorchTranslator, provenance: Provenance) -> str | None:
     """Return the language of the example, None for a model without language tokens: the recorded one, or the first."""
     names = translator.languages.names
-    recorded = provenance.languages[1] if provenance.languages else None
-    return recorded if recorded in names else next(iter(names), None)
+    recorded = find_language(names, provenance.target or "")
+    return names[recorded or 0] if names else None
 
 
 def write_card(
@@ -72,7 +73,6 @@ def write_card(
     environment.filters |= FILTERS | {
         "hours": format_hours,
         "last_component": last_component,
-        "language": lambda code: LANGUAGES.get(code, code),
         "thousands": "{:,}".format,
     }
     config, translation = translator.model.config, translator.translate([example])[0] if example else None
@@ -87,6 +87,7 @@ def write_card(
         parameters=translator.model.num_parameters(),
         dtype=str(translator.model.dtype).removeprefix("torch."),
         search=translator.search,
+        languages=describe_languages(provenance),
         language_tokens=translator.languages.tokens if translator.languages.are_needed else [],
         sizes={name: getattr(config, name) for name in SIZES if getattr(config, name) is not None},
         departures=departures(config),
@@ -108,6 +109,17 @@ def write_card(
     return str(ModelCard(text))  # raises if it cannot read the metadata
 
 
+def describe_languages(provenance: Provenance) -> str | None:
+    """Return the languages as part of a sentence, "English to German and Dutch"; None if they are unknown."""
+    if not provenance.source or not provenance.targets:
+        return None
+    source, *names = name_languages([provenance.source, *provenance.targets])
+    if len(names) > MOST_NAMES:
+        return f"{source} to {len(names)} languages"
+    *others, last = names
+    return f"{source} to {', '.join(others)} and {last}" if others else f"{source} to {last}"
+
+
 def homepage() -> str | None:
     """Return the address of the clone that the installed package was built from, if hatch_build.py found one."""
     try:
@@ -122,7 +134,8 @@ def card_data(
 ) -> ModelCardData:
     """Return the metadata that the Hub reads."""
     # The Hub takes codes of ISO 639: without the script of eng_Latn or the country of de_DE.
-    codes = dict.fromkeys(re.split("[_-]", code)[0] for code in provenance.languages or ())
+    source, targets = provenance.source, provenance.targets
+    codes = dict.fromkeys(split_code(code)[0] for code in ([source, *targets] if source and targets else []))
     codes = [code for code in codes if re.fullmatch(r"[a-z]{2,3}", code)]
     dataset, scores = provenance.dataset, provenance.scores
     onnx = ["onnx"] if any(name.endswith(".onnx") for name in files) else []

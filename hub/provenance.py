@@ -46,13 +46,22 @@ class Provenance:
     environment: versions and device of the training.  notes: CONVERSION.md below its heading
     results: the rows of results files that measured these weights
     stated: values of `push` options, which take precedence over recorded ones
-    languages: the codes of source and target language, None if one of them is unknown
+    source, target: the codes of the languages, None if they are unknown
+    targets: the languages of the tokens of a model with several, else the target, if it is known
     """
 
-    def __init__(self, folder: Path, weights_sha256: str, results: Sequence[Path], stated: dict[str, str | None]):
+    def __init__(
+        self,
+        folder: Path,
+        weights_sha256: str,
+        results: Sequence[Path],
+        stated: dict[str, str | None],
+        targets: Sequence[str] = (),
+    ):
         """Read the record from the folder of a model and from results files.
 
         weights_sha256: the hash that its rows must have.  results: CSV files in addition to the shipped ones
+        targets: the languages of the model's tokens
         Raises InputError for a results file without a row of this model; BrokenFileError for the files of the folder.
         """
         is_of_run = verify_manifest(folder)  # else run.json may describe weights that others have replaced
@@ -73,8 +82,9 @@ class Provenance:
         self.results = self.matching_rows(weights_sha256, results)
         self.stated = stated
         source, target = read_languages(folder) or (None, None)
-        source, target = stated.get("source_language") or source, stated.get("target_language") or target
-        self.languages = (source, target) if source and target else None
+        self.source = stated.get("source_language") or source
+        self.target = stated.get("target_language") or target
+        self.targets = list(targets) or ([self.target] if self.target else [])
 
     def matching_rows(self, weights_sha256: str, results: Sequence[Path]) -> list[dict[str, str]]:
         """Return the rows of these weights in the shipped results files and in `results`, each of which must have one.
@@ -123,12 +133,13 @@ class Provenance:
 
     def missing(self) -> list[str]:
         """Return the options of `push` that would supply missing information."""
-        # `initial_weights` may be a local folder, so it does not name the base model.
+        # `initial_weights` and converted checkpoints may be local folders, so they do not name the base model.
+        has_base = self.recipe.get("initial_weights") or self.conversion
         known = {
-            "--source-language": self.languages,
-            "--target-language": self.languages,
-            "--dataset": self.corpus,
-            "--base-model": self.stated.get("base_model") or not self.recipe.get("initial_weights"),
+            "--source-language": self.source,
+            "--target-language": self.targets,
+            "--dataset": self.corpus or (self.conversion and not self.run),
+            "--base-model": self.stated.get("base_model") or not has_base,
             "--license": self.stated.get("license"),
             "--results": self.results,
         }

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from vaswani_transformer.cli import Precision, load_translator
-from vaswani_transformer.errors import InputError, UnavailableError, as_input_errors
+from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.hub_files import download, is_repository
-from vaswani_transformer.languages import read_languages
+from vaswani_transformer.languages import find_language, read_languages, shorten_codes
 from vaswani_transformer.model_argument import find_model_and_backend
 from vaswani_transformer.model_folder import CARD
 from vaswani_transformer.options import Backend, Device, Dtype, LengthPenalty, Model, NumBeams, Revision
@@ -71,13 +71,14 @@ def serve(
         folder, backend = find_model_and_backend(context, model, backend, revision, precision=precision)
         translator = load_translator(folder, backend, **options)
         settings = translator.change_search(num_beams=num_beams, length_penalty=length_penalty)
-        records = find_records(model, revision, folder)
-        source, targets = choose_languages(translator, records, source_language, target_language)
+        recorded = find_languages(model, revision, folder)
+        source, targets = choose_languages(translator, model, recorded, source_language, target_language)
         limits = Limits(max_characters, max_texts, max_queue)
         application = create_app(translator, source, targets, limits, settings, api_key, allow_origin or ())
         server = create_server(application, most_bytes(max_characters))
         name = f"[{host}]" if ":" in host else host
-        typer.echo(f"{source} to {', '.join(targets)}: {translator!r}", err=True)
+        pair = [", ".join(shorten_codes(codes)) for codes in ([source], targets)]
+        typer.echo(f"{' to '.join(pair)}: {translator!r}", err=True)
         typer.echo(f"http://{name}:{listener.getsockname()[1]}  (/docs describes the API; Ctrl-C ends)", err=True)
         collect_rarely()
         server.run(sockets=[listener])
@@ -111,27 +112,30 @@ def open_socket(host: str, port: int) -> socket.socket:
         raise UnavailableError(f"--host {host} --port {port}: {error.strerror}; choose another port") from None
 
 
-def find_records(model: str, revision: str | None, folder: Path) -> Path:
-    """Return the folder whose files name the languages: that of the model, or a repository's with its card."""
-    return download(model, revision, [CARD]) if is_repository(model) else folder
+def find_languages(model: str, revision: str | None, folder: Path) -> tuple[str, str] | None:
+    """Return the languages that the files of the folder record, or the card of a repository."""
+    recorded = read_languages(folder)
+    return recorded or (read_languages(download(model, revision, [CARD])) if is_repository(model) else None)
 
 
 def choose_languages(
-    translator: Translator, folder: Path, source: str | None, target: str | None
+    translator: Translator, model: str, recorded: tuple[str, str] | None, source: str | None, target: str | None
 ) -> tuple[str, list[str]]:
-    """Return the codes of source and targets: the given ones, or those of the model. Raises InputError.
+    """Return source and targets: the given ones, or those of the model. Raises InputError.
 
-    A model with language tokens has the languages of these as targets, unless one of them is given.
+    A model with language tokens has the languages of these as targets.
+    model: its name, for errors
     """
-    recorded, languages = read_languages(folder) or (None, None), translator.languages
-    source, targets = source or recorded[0], [each for each in (target or recorded[1],) if each]
-    if languages.are_needed:
-        targets = languages.names
-        if target is not None:
-            with as_input_errors():
-                targets = [languages.names[languages.tokens.index(languages.find(target))]]
-    if not source or not targets:
-        raise InputError(f"{folder} does not record its languages; give --source-language and --target-language")
+    known_source, known_target = recorded or (None, None)
+    source, target = source or known_source, target or (None if translator.languages.are_needed else known_target)
+    targets = translator.languages.names if translator.languages.are_needed else [target] if target else []
+    if target and (position := find_language(targets, target)) is not None:
+        targets = [targets[position]]
+    elif target:
+        raise InputError(f"--target-language is {target!r}; {model} has {', '.join(targets)}")
+    missing = [f"--{side}-language" for side, found in (("source", source), ("target", targets)) if not found]
+    if source is None or missing:
+        raise InputError(f"{model} does not record its languages; give {' and '.join(missing)}")
     return source, targets
 
 

@@ -8,7 +8,7 @@ from fastapi import HTTPException
 
 from vaswani_transformer.errors import InputError, escape_controls, one_line
 from vaswani_transformer.exit import print_error
-from vaswani_transformer.languages import LANGUAGES
+from vaswani_transformer.languages import find_language, name_languages, shorten_codes
 from vaswani_transformer.search_vaswani_transformer import SearchSettings
 from vaswani_transformer.translator import Hypothesis, NotFiniteError, Translator, as_texts
 
@@ -31,7 +31,7 @@ class Limits:
 class Service:
     """A model that answers requests.
 
-    source, targets: the codes of its languages
+    source, targets: the languages as its tokens and records name them; requests may name them by other codes
     """
 
     def __init__(
@@ -55,11 +55,9 @@ class Service:
         return self.translator.find_hypotheses(texts, one_thread=one_thread, **search)
 
     def list_languages(self) -> list[Answer]:
-        codes = dict.fromkeys([self.source, *self.targets])
-        return [
-            {"code": code, "name": LANGUAGES.get(code, code), "targets": list(self.targets) * (code == self.source)}
-            for code in codes
-        ]
+        (source,), targets = shorten_codes([self.source]), shorten_codes(self.targets)
+        names = dict(zip([source, *targets], name_languages([self.source, *self.targets]), strict=True))
+        return [{"code": code, "name": name, "targets": targets * (code == source)} for code, name in names.items()]
 
     async def answer(self, request: TranslationRequest) -> Answer:
         """Translate the texts of a request. Raises HTTPException."""
@@ -78,9 +76,8 @@ class Service:
 
     def _check(self, request: TranslationRequest) -> list[str]:
         """Return the texts of a request. Raises HTTPException for what the model or the limits do not allow."""
-        for language, known in ((request.source, (self.source, "auto")), (request.target, self.targets)):
-            if language not in known:
-                raise HTTPException(400, f"{escape_controls(language[:40])} is not supported")
+        check_language([self.source, "auto"], request.source)
+        request.target = check_language(self.targets, request.target)
         if request.alternatives >= self.settings.num_beams:
             raise HTTPException(
                 400, f"Invalid request: alternatives is {request.alternatives}; the limit is the number of beams minus "
@@ -114,7 +111,8 @@ class Service:
 
         answer: Answer = {"translatedText": shaped([best.text for best, *_ in found])}
         if request.source == "auto":
-            answer["detectedLanguage"] = shaped([{"language": self.source, "confidence": 0.0} for _ in texts])
+            (source,) = shorten_codes([self.source])
+            answer["detectedLanguage"] = shaped([{"language": source, "confidence": 0.0} for _ in texts])
         if request.alternatives:
             answer["alternatives"] = shaped([[other.text for other in others] for _, *others in found])
         if request.scores:
@@ -155,6 +153,14 @@ class Service:
         arguments = (translator.model, translator.tokenizer, text, hypotheses[0].text, translator.target_tokenizer)
         maps = await self.batcher.run_alone(lambda: attention_maps(*arguments))
         return {"source": maps.source, "target": maps.predicted, "weights": maps.cross[-1].mean(0).tolist()}
+
+
+def check_language(known: Sequence[str], code: str) -> str:
+    """Return the language that a code means. Raises HTTPException if it is none of the known ones."""
+    position = find_language(known, code)
+    if position is None:
+        raise HTTPException(400, f"{escape_controls(code[:40])} is not supported; GET /languages lists the languages")
+    return known[position]
 
 
 def join_page(pieces: list[tuple[str, bool]], of_page: list[list[Hypothesis] | None], k: int) -> Hypothesis:

@@ -257,7 +257,7 @@ def test_pegasus_has_its_tokenizer(tmp_path: Path):
     ids=str,
 )
 def test_fairseqs_translations_begin_with_their_language(
-    options: dict, source: str | None, first: list[str], tmp_path: Path
+    options: dict, source: str | None, first: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     """translation_multi_simple_epoch gives the search the target's token as prefix_tokens, and puts a token in front of
     sources with --encoder-langtok."""
@@ -276,6 +276,9 @@ def test_fairseqs_translations_begin_with_their_language(
     assert translator.target_tokenizer("w4")["input_ids"][0] == french
     assert read_languages(tmp_path / "ours") == (("en", "fr") if source else None)
     main(["--to", "fairseq", str(tmp_path / "ours"), str(tmp_path / "back")])
+    (token,) = translator.target_tokenizer.convert_ids_to_tokens([french])
+    assert f"note: Translations begin with {token!r} (id {french}), which fairseq" in capsys.readouterr().out
+    assert f"{token} " in (tmp_path / "back" / "dict.tgt.txt").read_text()
     written = load_checkpoint(tmp_path / "back" / "checkpoint_best.pt")
     for language in (written["args"].source_lang, written["args"].target_lang):
         dictionary = (tmp_path / "back" / f"dict.{language}.txt").read_text().splitlines()

@@ -18,11 +18,10 @@ from huggingface_hub import constants
 from safetensors.torch import load_file
 from saved_model import ENGLISH, change_json
 
-from serving.__main__ import find_records
+from serving.__main__ import find_languages
 from vaswani_transformer import Translator
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import InputError, UnavailableError
-from vaswani_transformer.languages import read_languages
 
 OPUS, OURS = "opus/marian", "someone/ours"
 UNREAD = {name: b"x" * 99 for name in ("tf_model.h5", "rust_model.ot", "flax_model.msgpack", "README.md", "run.py")}
@@ -270,10 +269,10 @@ def test_a_damaged_model_folder_is_no_checkpoint_of_another_toolkit(folder, refu
     refused(main, ["doctor", folder], 3)
 
 
-def test_serve_reads_the_languages_in_the_card_of_a_repository(hub):
+def test_serve_reads_the_languages_in_the_card_of_a_repository(hub, tmp_path):
     """No other command downloads the card."""
     hub.create("someone/described", **{"README.md": b"---\nlanguage: [en, de]\n---\n"})
-    assert read_languages(find_records("someone/described", None, Path())) == ("en", "de")
+    assert find_languages("someone/described", None, tmp_path) == ("en", "de")
     assert downloaded(hub) == {"README.md"}
 
 

@@ -14,6 +14,7 @@ import onnx
 import pytest
 import torch
 from conftest import read_rows, write_lines
+from golden import opus_folder
 from hub_server import OWNER, WRITE_TOKEN, Fault, HubServer
 from huggingface_hub import HfApi, ModelCard, constants
 from onnx.external_data_helper import convert_model_to_external_data
@@ -21,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from saved_model import ENGLISH, GERMAN, change_json, trained_model, untrained_model
 from transformers import AutoConfig
 
+from conversion.__main__ import main as convert
 from hub import remote
 from hub.__main__ import main
 from hub.contents import collect_model_files, write_folder
@@ -31,6 +33,7 @@ from vaswani_transformer.cli import main as command_line
 from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.files import file_sha256, files_sha256
+from vaswani_transformer.languages import read_languages
 from vaswani_transformer.model_folder import weight_files
 from vaswani_transformer.pipeline_vaswani_transformer import VaswaniTransformerTranslationPipeline
 
@@ -932,9 +935,12 @@ def test_the_card_of_a_converted_model_names_its_source(folder):
     (folder / "conversion.json").write_text(json.dumps(record))
     (folder / "CONVERSION.md").write_text("# Converted from fairseq\n\n* A note on its tokens.\n")
     card: Any = card_of(written(folder))
-    assert "Translates French to English, converted from a fairseq checkpoint, `checkpoint_best.pt`.\n" in card.text
+    assert "Translates French to English, converted from a checkpoint of fairseq, `checkpoint_best.pt`.\n" in card.text
     assert "* A note on its tokens." in card.text
     assert card.data.language == ["fr", "en"]
+    card = card_of(written(folder, "--base-model", "owner/theirs"))
+    assert "Translates French to English, converted from `owner/theirs`.\n" in card.text
+    assert "fine-tun" not in card.text and card.data.base_model == "owner/theirs"
 
 
 def test_the_card_of_a_multilingual_model_names_the_chosen_languages(folder):
@@ -943,7 +949,22 @@ def test_the_card_of_a_multilingual_model_names_the_chosen_languages(folder):
     record = {"toolkit": "hf-prenorm", "file": "config.json", "options": options}
     (folder / "conversion.json").write_text(json.dumps(record))
     card: Any = card_of(written(folder))
-    assert r"Translates eng\_Latn to deu\_Latn" in card.text and card.data.language == ["eng", "deu"]
+    assert "Translates English to German, converted" in card.text and card.data.language == ["en", "de"]
+    assert card.data.widget[0]["text"] == "Do they come from Germany?"
+
+
+def test_the_card_of_a_model_with_language_tokens_names_all_of_them(tmp_path):
+    """tokenizer_config.json names the source and a family of targets; a server reads them from the card again."""
+    theirs, ours = opus_folder(tmp_path / "theirs", [">>deu<<", ">>bel<<", ">>bel_Latn<<"], False), tmp_path / "ours"
+    change_json(theirs / "tokenizer_config.json", source_lang="eng", target_lang="mul")
+    convert([str(theirs), str(ours)])
+    assert read_languages(ours) == ("eng", "mul")
+    out = written(ours, "--target-language", "be")
+    card: Any = card_of(out)
+    assert "Translates English to German, Belarusian and Belarusian (Latn), converted" in card.text
+    assert "only from English to German, Belarusian and Belarusian (Latn)" in card.text
+    assert card.data.language == ["en", "de", "be"]
+    assert card.data.widget[0]["text"].startswith(">>bel<< ") and read_languages(out) == ("en", "de")
 
 
 def test_a_downloaded_model_keeps_the_languages_of_its_card(folder, refused):

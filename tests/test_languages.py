@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import transformers
 from browser import node
-from conftest import make_lively, write_lines
+from conftest import make_lively, read_rows, write_lines
 from golden import Golden, converted, opus_folder
 from saved_model import ENGLISH, GERMAN, SIZES
 from tokenizers import Tokenizer
@@ -197,7 +197,7 @@ def test_a_missing_or_unknown_language_is_an_error_that_lists_them(translator, m
 
 
 def test_a_model_without_language_tokens_takes_no_language(model_folder):
-    with pytest.raises(InputError, match="target_language is 'de', but the model has no language tokens; leave it out"):
+    with pytest.raises(InputError, match="target_language is 'de', but the model has one target language; leave it"):
         Translator.from_pretrained(model_folder, device="cpu").translate("a", target_language="de")
 
 
@@ -212,7 +212,11 @@ def test_commands_take_the_language(multilingual, translator, tmp_path, capsys, 
     assert line.startswith("error: line 2 has no language token, which this model needs: begin it with <2de>, ")
     words = ["--source", str(text), "--target", str(text), "--target-language", "fr"]
     main(["score", *options, *words])
-    main(["evaluate", *options, "--source", str(text), "--reference", str(text), "--target-language", "fr"])
+    for language in ("fr", "de"):
+        words = ["--source", str(text), "--reference", str(text), "--record", str(tmp_path / "results.csv")]
+        main(["evaluate", *options, *words, "--target-language", language])
+        assert f"text to {language}, beam 2" in capsys.readouterr().out
+    assert [row["test"] for row in read_rows(tmp_path / "results.csv")] == ["text to fr", "text to de"]
     picture = str(tmp_path / "plot.png")
     main(["plot", "attention", options[0], "--source", "cat", "--target-language", "fr", "--output", picture])
     assert refused(main, ["plot", "attention", options[0], "--source", "cat", "--output", picture])

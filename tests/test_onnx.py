@@ -200,9 +200,10 @@ def test_the_readme_quotes_only_plain_names(folder: Path) -> None:
         readme = write_readme(trained_model(), folder, folder=folder, **options)
         assert "exit" not in readme and "evil" not in readme and "`>>deu<<`" in readme
         assert said in readme if said else "It translates from" not in readme
-    (folder / "run.json").unlink()  # the languages of a converted model
-    (folder / "conversion.json").write_text('{"options": {"source_lang": "fr", "target_lang": "it"}}')
-    assert "It translates from `fr` to `it`." in write_readme(trained_model(), folder, folder=folder, **options)
+    (folder / "run.json").unlink()
+    (folder / "conversion.json").write_text('{"options": {"source_lang": "eng_Latn", "target_lang": "deu_Latn"}}')
+    readme = write_readme(trained_model(), folder, folder=folder, **options)
+    assert "It translates from `eng_Latn` to `deu_Latn`." in readme
 
 
 def test_the_readme_code_sets_required_inputs(two_vocabularies: Path) -> None:

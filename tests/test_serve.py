@@ -184,13 +184,16 @@ def test_attention_has_a_row_for_each_token_of_the_translation(exported):
         assert len(row) == len(attention["source"]) and sum(row) == pytest.approx(1, abs=1e-5)
 
 
+def lively_translator(folder: Path, tokens: list[str]) -> Any:
+    """Return a translator with these language tokens."""
+    make_lively(1, vocab_size=SIZES["vocab_size"]).save_pretrained(folder)
+    train_tokenizer(GERMAN + ENGLISH, SIZES["vocab_size"], symbols=tokens).save_pretrained(folder)
+    return Translator.from_pretrained(folder, device="cpu")
+
+
 def test_each_text_of_a_batch_gets_its_target_language(tmp_path):
     """Of a model with language tokens, whose languages are the targets."""
-    tokenizer = train_tokenizer(GERMAN + ENGLISH, SIZES["vocab_size"], symbols=["<2de>", "<2fr>"])
-    model = make_lively(1, vocab_size=SIZES["vocab_size"])
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    translator = Translator.from_pretrained(tmp_path, device="cpu")
+    translator = lively_translator(tmp_path, ["<2de>", "<2fr>"])
     texts = [" ".join(ENGLISH), f"\n {ENGLISH[0]} ", "", " "]
     expected = {language: translator.translate(texts, target_language=language) for language in ("de", "fr")}
     assert expected["de"] != expected["fr"]
@@ -201,11 +204,47 @@ def test_each_text_of_a_batch_gets_its_target_language(tmp_path):
         (small,) = translator.translate(ENGLISH[:1], target_language="fr")
         page = address.translate(f"<p>{ENGLISH[0]}</p>", target="fr", format="html").json["translatedText"]
         assert html.unescape(page) == f"<p>{small}</p>"
-        assert address.translate("a", target="es").json == {"error": "es is not supported"}
-    for given, targets in ((None, ["de", "fr"]), ("fr", ["fr"]), ("<2fr>", ["fr"])):  # of --target-language
-        assert choose_languages(translator, tmp_path, "en", given) == ("en", targets)
-    with pytest.raises(InputError, match="target_language is 'es'; the model has de, fr"):
-        choose_languages(translator, tmp_path, "en", "es")
+        assert address.translate("a", target="es").json == {
+            "error": "es is not supported; GET /languages lists the languages"
+        }
+
+
+@pytest.mark.parametrize(
+    ("tokens", "target", "listed", "spellings"),
+    [
+        ([], "deu_Latn", {"de": "German"}, {"de": 0, "deu": 0, "deu_Latn": 0, "German": 0}),
+        ([">>deu<<", ">>bel<<", ">>bel_Latn<<"], None,
+         {"de": "German", "be": "Belarusian", "bel_Latn": "Belarusian (Latn)"},
+         {"de": 0, "deu": 0, "be": 1, "bel": 1, "bel_Latn": 2, "be-Latn": 2}),
+        ([">>deu<<", ">>nld<<"], "nl", {"nl": "Dutch"}, {"nl": 1, "nld": 1}),
+        (["<2zh-Hans>", "<2zh-Hant>"], None, {"zh-Hans": "Chinese (Hans)", "zh-Hant": "Chinese (Hant)"},
+         {"zh-Hant": 1, "zh": 0, "zho_Hans": 0}),
+    ],
+)  # fmt: skip
+def test_clients_name_languages_by_any_of_their_codes(tokens, target, listed, spellings, tmp_path):
+    """Models of OPUS-MT and NLLB have codes of three letters; Mastodon, Weblate and others look for those of two."""
+    translator = lively_translator(tmp_path, tokens)
+    source, targets = choose_languages(translator, "", ("eng", "mul" if tokens else "fr"), None, target)
+    expected = [translator.translate(ENGLISH[0], target_language=token) for token in tokens or [None]]
+    assert len({text for (text,) in expected}) == len(expected)
+    with in_thread(translator, source=source, targets=targets) as (address, _):
+        english, *others = address.request("/languages").json
+        assert (english["code"], english["name"], english["targets"]) == ("en", "English", list(listed))
+        assert {language["code"]: language["name"] for language in others} == listed
+        for code, index in spellings.items():
+            assert address.translate([ENGLISH[0]], target=code, source="eng").json["translatedText"] == expected[index]
+        found = address.translate("a", target=next(iter(listed)), source="auto").json["detectedLanguage"]
+        assert found["language"] == "en"
+        for refused in ("nld" if target != "nl" else "deu", "es", "de-AT"):
+            assert address.translate("a", target=refused).status == 400
+
+
+def test_a_target_that_the_model_lacks_is_refused_at_the_start(tmp_path):
+    multilingual = lively_translator(tmp_path, ["<2de>", "<2fr>"])
+    with pytest.raises(InputError, match="--target-language is 'es'; owner/name has de, fr"):
+        choose_languages(multilingual, "owner/name", ("en", "de"), None, "es")
+    with pytest.raises(InputError, match="owner/name does not record its languages; give --source-language$"):
+        choose_languages(multilingual, "owner/name", None, None, None)
 
 
 def test_metrics_count_requests_and_the_texts_of_batches(server):
@@ -645,10 +684,7 @@ def test_an_address_that_is_taken_is_named(refused, exported):
 
 def test_a_model_without_languages_asks_for_them(refused, exported):
     error = refused(main, ["serve", exported / "onnx", "--port", 0])
-    assert (
-        error
-        == f"error: {exported / 'onnx'} does not record its languages; give --source-language and --target-language\n"
-    )
+    assert error.startswith(f"error: {exported / 'onnx'} does not record its languages; give --source-language and --t")
 
 
 CARD = "---\nlanguage:\n- en\n- de\n---\n# A model\n"
@@ -662,6 +698,9 @@ CARD = "---\nlanguage:\n- en\n- de\n---\n# A model\n"
         ("conversion.json", '{"options": {"source_lang": "en", "target_lang": "de"}}', ("en", "de")),
         ("export.json", '{"languages": ["en", "de"]}', ("en", "de")),
         ("README.md", CARD, ("en", "de")),
+        ("README.md", CARD.replace("- de", "- de\n- fr\ntags:\n- vaswani_transformer"), ("en", "de")),
+        ("README.md", CARD.replace("- de", "- de\n- fr\ntags:\n- translation"), None),  # whose first may be a target
+        ("run.json", '{"recipe": {"source_language": "src", "target_language": "tgt"}}', None),  # of two-way text
         ("README.md", CARD.replace("- de\n", ""), None),
         ("README.md", "# A model\n", None),
         ("config.json", "{}", None),

@@ -418,3 +418,30 @@ def test_rarer_configurations_translate(tmp_path: Path) -> None:
         }
         assert across == without_marks(source_labels)
         assert down == without_marks(token_labels(target, targets[0]))
+
+
+ASK_FOR_EXAMPLES = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import app
+examples, tokens = app.card_examples(), app.LANGUAGES.values()
+found = [app.translate(text, language=token)[0].texts[0] for text in examples for token in tokens]
+print(json.dumps([app.LANGUAGES, examples, found]))
+"""
+
+
+def test_visitors_choose_the_language_of_the_examples(tmp_path: Path) -> None:
+    """The card's example begins with a token, which would take the place of the chosen language."""
+    tokenizer = train_tokenizer(GERMAN + ENGLISH, 300, symbols=["<2de>", "<2fr>"])
+    untrained_model(vocab_size=300).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    options = ["--source-language", "en", "--example", ENGLISH[0], "--no-pictures"]
+    main(["push", str(tmp_path / "model"), f"{OWNER}/model", "--to-folder", str(tmp_path / "hub"), *options])
+    env = environment(MODEL_ID=str(tmp_path / "hub"), HF_HOME=str(tmp_path / "home"), HF_HUB_OFFLINE="1")
+    command = [PYTHON, "-c", ASK_FOR_EXAMPLES, SPACE]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert f"text: <2de> {ENGLISH[0]}" in (tmp_path / "hub" / "README.md").read_text(encoding="utf-8")
+    translator = Translator.from_pretrained(tmp_path / "model", device="cpu")
+    expected = [translator.translate(ENGLISH[0], target_language=language)[0] for language in ("de", "fr")]
+    assert json.loads(done.stdout.splitlines()[-1]) == [{"de": "<2de>", "fr": "<2fr>"}, [ENGLISH[0]], expected]

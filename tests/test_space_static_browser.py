@@ -10,7 +10,8 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 from browser import DESKTOP, NODE_MODULES, PHONE, accessibility_violations, chromium, console_messages, served
-from saved_model import ENGLISH, GERMAN, change_json, saved_model
+from conftest import make_lively
+from saved_model import ENGLISH, GERMAN, SIZES, change_json, saved_model
 from test_space_static import assemble, odd_lines
 
 from conversion.onnx.export import export_single_folder
@@ -19,6 +20,7 @@ from vaswani_transformer import Translator
 from vaswani_transformer.alignment_heads import attention_of_heads
 from vaswani_transformer.attention_maps import attention_maps
 from vaswani_transformer.onnx_translator import OnnxTranslator
+from vaswani_transformer.tokenization import train_tokenizer
 
 pytestmark = [
     pytest.mark.slow,
@@ -229,6 +231,34 @@ def described(tmp_path_factory: pytest.TempPathFactory, exported: Path) -> Path:
     options = ["--card", str(folder / "README.md"), "--name", "owner/model"]
     assemble(exported, folder / "page", NODE_MODULES, *options).check_returncode()
     return folder / "page"
+
+
+def test_the_page_offers_the_languages_of_the_tokens(browser: Any, tmp_path: Path) -> None:
+    """The title names all of them, and translations have the code of theirs, for screen readers."""
+    make_lively(1, vocab_size=SIZES["vocab_size"]).save_pretrained(tmp_path / "model")
+    symbols = ["<2de>", "<2fr>", "__bel_Latn__"]
+    train_tokenizer(GERMAN + ENGLISH, SIZES["vocab_size"], symbols=symbols).save_pretrained(tmp_path / "model")
+    export_single_folder(tmp_path / "model", tmp_path / "onnx", defaults=False)
+    metadata = {"language": ["en", "de", "fr", "be"], "widget": [{"text": f"<2fr> {ENGLISH[0]}"}]}
+    (tmp_path / "README.md").write_text(f"---\n{json.dumps(metadata)}\n---\n")
+    options = ["--card", str(tmp_path / "README.md")]
+    assemble(tmp_path / "onnx", tmp_path / "page", NODE_MODULES, *options).check_returncode()
+    translator = Translator.from_pretrained(tmp_path / "model", device="cpu")
+    with served(tmp_path / "page") as (address, _), browser.new_context() as context:
+        page = context.new_page()
+        messages = console_messages(page)
+        page.goto(address)
+        page.locator("#translate:enabled").wait_for()
+        assert page.title() == "English to German, French, and Belarusian, in your browser"
+        assert page.locator("#language option").all_text_contents() == ["German", "French", "Belarusian (Latin)"]
+        for symbol, code in zip(symbols, ("de", "fr", "bel-Latn"), strict=True):
+            page.locator("#language").select_option(symbol)
+            page.get_by_role("button", name=ENGLISH[0]).click()
+            page.locator("#results[aria-busy=false]").wait_for()
+            best = page.locator(".best")
+            assert [best.text_content()] == translator.translate(ENGLISH[0], target_language=symbol)
+            assert best.get_attribute("lang") == code
+        assert messages == []
 
 
 def test_the_page_describes_its_model_and_translates_an_example(browser: Any, described: Path, exported: Path) -> None:

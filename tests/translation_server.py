@@ -98,7 +98,11 @@ def started(
 
 @contextlib.contextmanager
 def in_thread(
-    translator: Translator, limits: Limits | None = None, targets: Sequence[str] = ("de",), **options: Any
+    translator: Translator,
+    limits: Limits | None = None,
+    source: str = "en",
+    targets: Sequence[str] = ("de",),
+    **options: Any,
 ) -> Iterator[tuple[Address, Server]]:
     """Serve a translator of the test in a thread.
 
@@ -106,7 +110,7 @@ def in_thread(
     """
     limits = limits or Limits()
     of_server = {name: options.pop(name) for name in ("most", "header_seconds") if name in options}
-    app = create_app(translator, "en", targets, limits, translator.search, **options)
+    app = create_app(translator, source, targets, limits, translator.search, **options)
     server = create_server(app, most_bytes(limits.characters), **of_server)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],))

@@ -82,6 +82,8 @@ def evaluate(
     if record_to is not None:
         check_columns(record_to, RESULT_COLUMNS)
     text = read_text(folder, source, reference, config, data, test)
+    if target_language:  # several rows of a model may have the same sources
+        text = replace(text, name=f"{text.name} to {target_language}")
     if kinds is not None:
         text = replace(text, kinds=read_kinds(kinds, len(text.sources)))
     if hypotheses is not None:

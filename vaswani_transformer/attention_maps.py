@@ -90,7 +90,9 @@ def attention_maps(
 
 def check_length(kind: str, tokens: int) -> None:
     if tokens > LONGEST_SENTENCE:
-        raise InputError(f"the {kind} has {tokens} tokens; a heat map shows at most {LONGEST_SENTENCE}")
+        raise InputError(
+            f"the {kind} has {tokens} tokens; a heat map shows at most {LONGEST_SENTENCE}: choose another sentence"
+        )
 
 
 def token_labels(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[str]:

@@ -141,7 +141,7 @@ class LanguageTokens:
     def find(self, language: str) -> str:
         """Return the token of a language, which is given by its name or as a token. Raises ValueError naming all."""
         if not self.tokens:
-            raise ValueError(f"target_language is {language!r}, but the model has no language tokens; leave it out")
+            raise ValueError(f"target_language is {language!r}, but the model has one target language; leave it out")
         for candidates in (self.tokens, self.names):
             if language in candidates:
                 return self.tokens[candidates.index(language)]

@@ -98,9 +98,9 @@ def describe_tokens(languages: LanguageTokens) -> str:
 
 
 def describe_languages(model_folder: Path) -> str:
-    """Return a sentence about the languages of a model, or nothing if they are unknown."""
-    languages = read_languages(model_folder) or ("", "")
-    are_plain = all(map(LANGUAGE.fullmatch, languages))
+    """Return a sentence about the languages that the model's folder records, or nothing."""
+    languages = read_languages(model_folder) or ()
+    are_plain = languages and all(map(LANGUAGE.fullmatch, languages))
     return "It translates from `{}` to `{}`. ".format(*languages) if are_plain else ""
 
 

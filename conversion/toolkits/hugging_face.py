@@ -234,9 +234,16 @@ def read_marian(path: Path, reasons: Reasons) -> Description:
         unscaled=() if scaled else (SOURCE, TARGET),
         notes=[*MARIAN_NOTES, *lost],
         search=search,
-        kept={"config": dict(options), "scale_embedding": scaled},
+        kept={"config": dict(options), "scale_embedding": scaled, **read_marian_languages(path.parent)},
         reference=partial(compute_logits, MarianMTModel),
     )
+
+
+def read_marian_languages(folder: Path) -> dict[str, str]:
+    """Return the languages in tokenizer_config.json; the target of a model with several is a family, such as gem."""
+    file = folder / "tokenizer_config.json"
+    settings = read_json_object(file) if file.exists() else {}
+    return {name: settings[name] for name in ("source_lang", "target_lang") if isinstance(settings.get(name), str)}
 
 
 def read_marian_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:

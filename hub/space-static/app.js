@@ -1,6 +1,6 @@
 // The page: its form, its worker, and its status line.
 import { containedWorker } from "./contained-worker.js";
-import { joinedTexts } from "./sentences.js";
+import { joinedTexts, takeLanguage } from "./sentences.js";
 
 const element = (id) => document.getElementById(id);
 const names = ["form", "source", "language", "beams", "translate", "retry", "copy", "status", "progress", "results"];
@@ -53,7 +53,9 @@ async function load() {
     element("language-field").hidden = model.languages.length < 2;
     const options = model.languages.map((token) => make("option", { value: token, textContent: nameOfToken(token) }));
     language.replaceChildren(...options);
-    about = model.about;
+    // The visitor chooses the language of examples; a token in the text would take its place.
+    const examples = model.about.examples.map((text) => takeLanguage(text, model.languages).rest);
+    about = { ...model.about, examples };
     describe();
     translate.disabled = false;
     showStatus("Ready.");
@@ -81,10 +83,11 @@ async function load() {
 function describe() {
   const { name, bytes, languages, examples } = about;
   element("model").textContent = `The model${name ? ` is ${name} and` : ""} has ${(bytes / 1e6).toFixed(1)} MB.`;
-  const [from, to] = languages;
+  const [from, ...targets] = languages;
   const nameOf = (code) => new Intl.DisplayNames(["en"], { type: "language" }).of(code);
+  const names = targets.length > 8 ? `${targets.length} languages` : new Intl.ListFormat("en").format(targets.map(nameOf));
   if (from) source.lang = from;
-  if (to) document.title = element("title").textContent = `${nameOf(from)} to ${nameOf(to)}, in your browser`;
+  if (names) document.title = element("title").textContent = `${nameOf(from)} to ${names}, in your browser`;
   const buttons = examples.map((text) => make("button", { type: "button", className: "small", textContent: text }));
   for (const button of buttons) if (from) button.lang = from;
   element("examples").replaceChildren(...buttons);
@@ -105,14 +108,23 @@ function fromAddress() {
 addEventListener("hashchange", () => fromAddress() && !translate.disabled && form.requestSubmit());
 retry.addEventListener("click", load);
 
+/** The code of the language of the translations, "" if it is unknown. */
+function targetLanguage() {
+  return element("language-field").hidden ? (about.languages[1] ?? "") : codeOfToken(language.value);
+}
+
 /** The language that a token such as >>deu<< or <2de> names, in English if the browser knows it. */
 function nameOfToken(token) {
-  const code = token.replace(/^<2|[<>[\]]|^__|__$/gu, "").replaceAll("_", "-");
+  const code = codeOfToken(token);
   try {
     return new Intl.DisplayNames(["en"], { type: "language" }).of(code);
   } catch {
     return code;
   }
+}
+
+function codeOfToken(token) {
+  return token.replace(/^<2|[<>[\]]|^__|__$/gu, "").replaceAll("_", "-");
 }
 
 function make(tag, properties, ...children) {
@@ -133,7 +145,7 @@ function translation(line, hypotheses, attentions) {
   const [best, ...others] = hypotheses;
   const scored = ({ text, score }) => {
     const number = make("data", { value: score, textContent: score.toFixed(3).replace("-", "\u2212") });
-    const span = make("span", { textContent: text, lang: about.languages[1] ?? "" });
+    const span = make("span", { textContent: text, lang: targetLanguage() });
     return make("li", {}, make("div", { className: "scored" }, span, number));
   };
   const item = make(
@@ -143,9 +155,8 @@ function translation(line, hypotheses, attentions) {
     make("p", { className: "best", textContent: best?.text ?? "" }),
   );
   item.querySelector(".best").dataset.tokens = best?.tokens.join(" ") ?? "";
-  const [from, to] = about.languages;
-  if (from) item.querySelector(".source").lang = from;
-  if (to) item.querySelector(".best").lang = to;
+  if (about.languages.length) item.querySelector(".source").lang = about.languages[0];
+  item.querySelector(".best").lang = targetLanguage();
   if (others.length) {
     const summary = make("summary", { textContent: `${hypotheses.length} best, with scores` });
     item.append(make("details", {}, summary, make("ol", {}, ...hypotheses.map(scored))));

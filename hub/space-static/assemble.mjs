@@ -83,7 +83,7 @@ async function readCard(card, packages) {
   }
   const examples = [fields.widget ?? []].flat().map((example) => example?.text);
   return {
-    languages: [fields.language ?? []].flat().map(String).slice(0, 2),
+    languages: [fields.language ?? []].flat().map(String),
     examples: examples.filter((text) => typeof text === "string" && text.trim() !== "").slice(0, 3),
   };
 }

@@ -68,10 +68,12 @@ LAYER, HEAD = (number + 1 for number in ALIGNMENT_HEADS[0][:2]) if ALIGNMENT_HEA
 
 
 def card_examples() -> list[str]:
-    """Return the sentences of the model card's widget, or EXAMPLES."""
+    """Return the sentences of the model card's widget, or EXAMPLES, without language tokens: visitors choose one."""
     card = cached_file(MODEL_ID, "README.md", revision=REVISION, _raise_exceptions_for_missing_entries=False)
     widget = ModelCard.load(card, ignore_metadata_errors=True).data.get("widget") if card else None
-    return [example["text"] for example in widget or [] if example.get("text")][:5] or EXAMPLES
+    texts = [example["text"] for example in widget or [] if example.get("text")][:5]
+    starts = [next(filter(text.startswith, LANGUAGES.values()), "") for text in texts]
+    return [text.removeprefix(start).lstrip() for text, start in zip(texts, starts, strict=True)] or EXAMPLES
 
 
 # ---- translation ---------------------------------------------------------------------------------------------------
