@@ -180,7 +180,7 @@ def test_a_forced_first_token_is_written_or_named(tmp_path: Path, capsys: pytest
     assert "prefix" not in capsys.readouterr().out
     pytest.importorskip("ctranslate2")
     main(["--to", "ctranslate2", str(tmp_path / "ours"), str(tmp_path / "ct2")])
-    assert "note: Translations begin with token 7, which ctranslate2 must be given as" in capsys.readouterr().out
+    assert "(id 7), which ctranslate2 must be given as a prefix" in capsys.readouterr().out
 
 
 def test_both_tokenizers_are_written_for_transformers(tmp_path: Path):

@@ -29,7 +29,7 @@ def test_arguments_of_transformers_4_work_or_are_refused(translate):
     assert translate(TEXTS[0], truncation=True, clean_up_tokenization_spaces=False, return_text=True) == [expected]
     (both,) = translate(TEXTS[0], return_tensors=True, return_text=True)
     assert both.keys() == {"translation_text", "translation_token_ids"} and both.items() >= expected.items()
-    for name, said in (("src_lang", "src_lang is 'de'"), ("tgt_lang", "'de', but the model has no language tokens")):
+    for name, said in (("src_lang", "src_lang is 'de'"), ("tgt_lang", "'de', but the model has one target language")):
         with pytest.raises(ValueError, match=f"{said}; leave it out"):
             translate(TEXTS[0], **{name: "de"})
     with pytest.raises(ValueError, match="tgt_lang is 'de', target_language 'fr'; give one"):
