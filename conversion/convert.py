@@ -81,12 +81,12 @@ def import_checkpoint(
     name: the name of the checkpoint's toolkit, None to recognise it
     logits: see `compare_with_toolkit`
     paper_search: keep the paper's settings of the search instead of the checkpoint's
-    source_language, target_language: see `choose_languages`
+    source_language, target_language: see `fix_languages`
     """
-    reader, file = find_checkpoint(path, name)
+    reader, file = recognise_checkpoint(path, name)
     with create_folder(out) as folder, torch.inference_mode():
         description, model = read_model(reader, file)
-        forced = choose_languages(description, file, source_language, target_language)
+        forced = fix_languages(description, file, source_language, target_language)
         try:
             set_search(model, forced if paper_search else description.search | forced)
         except (ValueError, TypeError) as error:
@@ -106,7 +106,7 @@ def import_checkpoint(
     print(*map(escape_controls, checks), sep="\n")
 
 
-def choose_languages(description: Description, file: Path, source: str | None, target: str | None) -> dict[str, Any]:
+def fix_languages(description: Description, file: Path, source: str | None, target: str | None) -> dict[str, Any]:
     """Set the languages of a model that has their tokens at fixed places; return the setting of the search for them.
 
     file: the checkpoint, for errors
@@ -183,7 +183,7 @@ def export_checkpoint(path: Path, out: Path, name: str) -> None:
         print(f"note: {escape_controls(note)}")
 
 
-def find_checkpoint(path: Path, name: str | None = None) -> tuple[Reader, Path]:
+def recognise_checkpoint(path: Path, name: str | None = None) -> tuple[Reader, Path]:
     """Return the reader and the file of a checkpoint; a folder must contain exactly one.
 
     name: the name of the toolkit, None to recognise it

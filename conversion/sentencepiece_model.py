@@ -16,7 +16,7 @@ from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.files import check_readable
 
 from .protobuf import parse_fields
-from .vocabulary import SIDES, Reference, Vocabulary, add_whole_tokens, select_needed
+from .vocabulary import SIDES, ReferenceTokenizer, Vocabulary, add_whole_tokens, select_needed
 
 PIECES, TRAINER_SPEC, NORMALIZER_SPEC = 1, 2, 3  # fields of ModelProto
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of a piece
@@ -141,7 +141,7 @@ class SentencePieceModel:
         add_whole_tokens(tokenizer, whole)
         return vocabulary.add_post_processor(tokenizer, side)
 
-    def make_reference(self, vocabulary: Vocabulary, side: str) -> Reference:
+    def make_reference(self, vocabulary: Vocabulary, side: str) -> ReferenceTokenizer:
         """Return the library's own segmentation, with the ids that the toolkit's vocabulary gives to the pieces."""
 
         def encode(texts: list[str]) -> list[list[int]]:
@@ -150,7 +150,7 @@ class SentencePieceModel:
             processor: Any = SentencePieceProcessor(model_file=str(self.path))
             return [vocabulary.add_special_ids(pieces, side) for pieces in processor.encode(texts, out_type=str)]
 
-        return Reference("SentencePiece", encode)
+        return ReferenceTokenizer("SentencePiece", encode)
 
     def build_normalizer(self, known: set[str]) -> normalizers.Normalizer:
         """Return the model's normalisation, then `▁` for spaces and, if the model adds it, before the text.

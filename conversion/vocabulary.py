@@ -24,7 +24,7 @@ TEXT = "$A"  # in templates of the tokenizers library
 
 
 @dataclass
-class Reference:
+class ReferenceTokenizer:
     """The toolkit's own tokenizer of one side, with which the converted one is compared.
 
     encode: returns the ids of each text with the special tokens; raises ImportError if its package is not installed
@@ -71,7 +71,7 @@ class Vocabulary:
     splits_pieces: bool = False
     added: list[str] = field(default_factory=list)
     tokenizers: dict[str, Tokenizer] = field(default_factory=dict)
-    references: dict[str, Reference] = field(default_factory=dict)
+    references: dict[str, ReferenceTokenizer] = field(default_factory=dict)
     aliases: dict[str, list[str]] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -24,7 +24,7 @@ from vaswani_transformer.torch_translator import TorchTranslator
 from vaswani_transformer.training_run import curve_figure, format_hours
 
 from .contents import Files
-from .markdown import FILTERS, Markdown, code, join_lines, show
+from .markdown import FILTERS, Markdown, as_one_line, code, show
 from .provenance import Provenance, last_component, public_command, public_recipe
 
 if TYPE_CHECKING:
@@ -150,7 +150,9 @@ def card_data(
         datasets=[dataset] if dataset else None,
         metrics=[name.lower() for name in scores.values()] if results else None,
         # With its translation, since the Hub's widget does not run a repository's code.
-        widget=[{"text": join_lines(example), "output": {"text": join_lines(translation or "")}}] if example else None,
+        widget=[{"text": as_one_line(example), "output": {"text": as_one_line(translation or "")}}]
+        if example
+        else None,
         model_name=repo_id.split("/")[1] if results else None,
         eval_results=results or None,
     )
@@ -158,7 +160,7 @@ def card_data(
 
 def eval_results(row: dict[str, str], scores: dict[str, str]) -> list[EvalResult]:
     """Return a row of a results file in the Hub's format. The dataset is that of the test set, not of the training."""
-    row = {column: join_lines(value) for column, value in row.items()}
+    row = {column: as_one_line(value) for column, value in row.items()}
     return [
         EvalResult(
             task_type="translation",

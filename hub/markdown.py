@@ -22,13 +22,13 @@ def show(value: object) -> str:
     """Return a value as plain text in Markdown, on one line."""
     if isinstance(value, Markdown):
         return value
-    text = join_lines(str(value))
+    text = as_one_line(str(value))
     return code(text).replace("|", "\\|") if ADDRESS.search(text) else re.sub(r"([\\`*_\[\]<>&|~$])", r"\\\1", text)
 
 
 def code(value: object) -> Markdown:
     """Return a value as code within a line."""
-    text = join_lines(str(value)).strip()
+    text = as_one_line(str(value)).strip()
     fence = "`" * (longest_run(text) + 1)
     padding = " " if text.startswith("`") or text.endswith("`") else ""
     return Markdown(f"{fence}{padding}{text}{padding}{fence}" if text else "")
@@ -56,7 +56,7 @@ def literal(value: object) -> Markdown:
 
 def comment(value: object) -> Markdown:
     """Return a value as a comment of Python, for a block of code."""
-    return Markdown(f"# {join_lines(str(value))}")
+    return Markdown(f"# {as_one_line(str(value))}")
 
 
 def trusted(value: object) -> Markdown:
@@ -64,7 +64,7 @@ def trusted(value: object) -> Markdown:
     return Markdown(value)
 
 
-def join_lines(text: str) -> str:
+def as_one_line(text: str) -> str:
     """Return the text with each run of white space as a space, and control characters escaped."""
     return escape_controls(re.sub(r"\s+", " ", text))
 

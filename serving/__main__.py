@@ -71,7 +71,7 @@ def serve(
         folder, backend = find_model_and_backend(context, model, backend, revision, precision=precision)
         translator = load_translator(folder, backend, **options)
         settings = translator.change_search(num_beams=num_beams, length_penalty=length_penalty)
-        recorded = find_languages(model, revision, folder)
+        recorded = read_recorded_languages(model, revision, folder)
         source, targets = choose_languages(translator, model, recorded, source_language, target_language)
         limits = Limits(max_characters, max_texts, max_queue)
         application = create_app(translator, source, targets, limits, settings, api_key, allow_origin or ())
@@ -112,7 +112,7 @@ def open_socket(host: str, port: int) -> socket.socket:
         raise UnavailableError(f"--host {host} --port {port}: {error.strerror}; choose another port") from None
 
 
-def find_languages(model: str, revision: str | None, folder: Path) -> tuple[str, str] | None:
+def read_recorded_languages(model: str, revision: str | None, folder: Path) -> tuple[str, str] | None:
     """Return the languages that the files of the folder record, or the card of a repository."""
     recorded = read_languages(folder)
     return recorded or (read_languages(download(model, revision, [CARD])) if is_repository(model) else None)

@@ -18,7 +18,7 @@ from vaswani_transformer.search_vaswani_transformer import SearchSettings
 from vaswani_transformer.translator import Translator
 
 from .batches import QueueFullError
-from .fields import BODY_SCHEMA, most_bytes, parse_fields, read_fields
+from .fields import BODY_SCHEMA, most_bytes, parse_request, read_fields
 from .metrics import MeasuredApp, Metrics
 from .service import Limits, Service
 
@@ -72,7 +72,7 @@ def create_app(
         service.batcher.refuse_if_full()
         fields = await read_fields(request, most_bytes(limits.characters))
         check_key(request, fields.get("api_key"))
-        answer = await until_disconnected(request, service.answer(parse_fields(fields)))
+        answer = await until_disconnected(request, service.answer(parse_request(fields)))
         return JSONResponse(answer)
 
     @app.get("/languages", summary="List the languages")

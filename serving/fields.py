@@ -39,7 +39,7 @@ BODY_SCHEMA = {
 }
 
 
-def parse_fields(fields: dict[str, Any]) -> TranslationRequest:
+def parse_request(fields: dict[str, Any]) -> TranslationRequest:
     """Check the types of the fields. Raises HTTPException naming the first that is missing or wrong."""
     for name in ("q", "source", "target"):
         if not fields.get(name):
@@ -60,7 +60,7 @@ def most_bytes(characters: int) -> int:
 
 async def read_fields(request: Request, limit: int) -> dict[str, Any]:
     """Read the fields of query string and body. Raises HTTPException: 400, 408 or 413."""
-    fields = join_texts(request.query_params)
+    fields = collect_texts(request.query_params)
     request = Request(request.scope, limit_body(request.receive, limit))
     length = request.headers.get("content-length", "0")
     if int(length) > limit:  # the HTTP parser has checked that it is a number
@@ -68,7 +68,7 @@ async def read_fields(request: Request, limit: int) -> dict[str, Any]:
     try:
         async with asyncio.timeout(BODY_SECONDS):
             if request.headers.get("content-type", "").partition(";")[0].strip().lower() in FORMS:
-                fields |= join_texts(await request.form(max_files=0))
+                fields |= collect_texts(await request.form(max_files=0))
             elif body := await request.body():
                 fields |= parse_json(body)
     except TimeoutError:
@@ -78,7 +78,7 @@ async def read_fields(request: Request, limit: int) -> dict[str, Any]:
     return fields
 
 
-def join_texts(fields: ImmutableMultiDict[str, Any]) -> dict[str, Any]:
+def collect_texts(fields: ImmutableMultiDict[str, Any]) -> dict[str, Any]:
     """Return the fields of a form or query string; `q` is a list if it is there several times."""
     texts = fields.getlist("q")
     return dict(fields) | ({"q": texts} if len(texts) > 1 else {})

@@ -20,7 +20,7 @@ from test_hub_push import ROW, refusal, rows
 
 from hub.card import default_example, training_curve, write_card
 from hub.contents import check_same_model
-from hub.markdown import block, code, join_lines, note, show
+from hub.markdown import as_one_line, block, code, note, show
 from hub.provenance import Provenance, public_command, public_recipe
 from training.checkpoints import write_manifest
 from vaswani_transformer.errors import BrokenFileError, InputError
@@ -226,7 +226,7 @@ def test_shown_text_is_what_is_read(template, text):
     assert not any(ADDRESS.search(token.content) for token in tokens if token.type == "text")
     read = "".join(token.content for token in tokens if token.type in ("text", "code_inline"))
     if not re.search(r"://|www\.|@", text, re.IGNORECASE):  # those are shown as code
-        assert read.removeprefix("a") == f"({join_lines(text)})"
+        assert read.removeprefix("a") == f"({as_one_line(text)})"
 
 
 @given(SPECIAL)

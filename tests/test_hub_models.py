@@ -18,7 +18,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file
 from saved_model import ENGLISH, change_json
 
-from serving.__main__ import find_languages
+from serving.__main__ import read_recorded_languages
 from vaswani_transformer import Translator
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import InputError, UnavailableError
@@ -272,7 +272,7 @@ def test_a_damaged_model_folder_is_no_checkpoint_of_another_toolkit(folder, refu
 def test_serve_reads_the_languages_in_the_card_of_a_repository(hub, tmp_path):
     """No other command downloads the card."""
     hub.create("someone/described", **{"README.md": b"---\nlanguage: [en, de]\n---\n"})
-    assert find_languages("someone/described", None, tmp_path) == ("en", "de")
+    assert read_recorded_languages("someone/described", None, tmp_path) == ("en", "de")
     assert downloaded(hub) == {"README.md"}
 
 

@@ -209,7 +209,7 @@ class Checkpointer:
 
     def _restore_state(self, folder: Path) -> Progress:
         path = folder / STATE
-        state = read_state(folder)
+        state = read_checkpoint_state(folder)
         progress, environment = Progress.read(state["progress"], path), state["environment"]
         if progress.step != parse_step(folder):
             raise BrokenFileError(f"{path}: progress: step is {progress.step} in {folder.name}")
@@ -300,14 +300,14 @@ def recorded_choices(root: Path) -> dict[str, Any]:
     """Return the choices that the newest checkpoint in root records (precision, ...), or {} if there is none."""
     for folder in list_checkpoints(root):
         try:
-            state = read_state(folder)
+            state = read_checkpoint_state(folder)
         except BrokenFileError:
             continue  # a damaged checkpoint is reported when the run is resumed
         return state["environment"] | state["fingerprint"]
     return {}
 
 
-def read_state(folder: Path) -> dict[str, Any]:
+def read_checkpoint_state(folder: Path) -> dict[str, Any]:
     """Read a checkpoint's trainer_state.json. Raises BrokenFileError naming the field that is missing or wrong."""
     path = folder / STATE
     state = read_json_object(path, "progress", "fingerprint", "environment")

@@ -30,7 +30,7 @@ from vaswani_transformer.tokenizer_files import panics_as_errors
 from .parallel_text import (
     HELD_OUT_EVERY,
     HELD_OUT_MOST,
-    Chunk,
+    PairChunk,
     ParallelText,
     holds_out_validation,
     join_lines,
@@ -328,7 +328,7 @@ def _encode_ahead(encode: Callable[[Part], Any], parts: Iterable[Part]) -> Itera
             yield encoding[0], encoding[1].result()
 
 
-def _select_pairs(chunk: Chunk, settings: TextSettings, findings: Findings, prefix: str) -> Part:
+def _select_pairs(chunk: PairChunk, settings: TextSettings, findings: Findings, prefix: str) -> Part:
     """Return the pairs of a chunk to tokenise, and add the dropped and the changed ones to the findings.
 
     prefix: of line numbers

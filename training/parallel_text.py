@@ -34,7 +34,7 @@ HELD_OUT_EVERY, HELD_OUT_MOST = 50, 2000  # pairs, if there is no validation tex
 
 
 @dataclass(frozen=True)
-class Chunk:
+class PairChunk:
     """Consecutive pairs of a text as they are in the file, see `join_lines`; None is no text in a language."""
 
     lines: Sequence[int]  # the number of each pair's first line
@@ -47,7 +47,7 @@ class ParallelText:
     """A text in two languages that can be read repeatedly."""
 
     name: str
-    chunks: Callable[[], Iterator[Chunk]]
+    chunks: Callable[[], Iterator[PairChunk]]
     fingerprint: Callable[[], str]  # different for another text or direction
 
 
@@ -95,7 +95,7 @@ def _part(text: ParallelText, held_out: bool) -> ParallelText:
     def is_held_out(index: int) -> bool:
         return index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 and index < end
 
-    def chunks() -> Iterator[Chunk]:
+    def chunks() -> Iterator[PairChunk]:
         read = 0
         for chunk in text.chunks():
             rows = range(len(chunk.sources))
@@ -103,7 +103,7 @@ def _part(text: ParallelText, held_out: bool) -> ParallelText:
                 if wanted:
                     consecutive = list(run)
                     part = slice(consecutive[0], consecutive[-1] + 1)
-                    yield Chunk(chunk.lines[part], chunk.sources[part], chunk.targets[part])
+                    yield PairChunk(chunk.lines[part], chunk.sources[part], chunk.targets[part])
             read += len(chunk.sources)
             if held_out and read >= end:
                 return
@@ -120,7 +120,7 @@ def _with_capitals(text: ParallelText, share: float, languages: tuple[str, str])
     """
     changes = {b"capitals": write_capitals, b"title case": write_title_case}
 
-    def copies(chunk: Chunk) -> Iterator[Pair]:
+    def copies(chunk: PairChunk) -> Iterator[Pair]:
         for line, *pair in zip(chunk.lines, chunk.sources, chunk.targets, strict=True):
             source, target = map(join_lines, pair)
             for name, change in changes.items():
@@ -129,7 +129,7 @@ def _with_capitals(text: ParallelText, share: float, languages: tuple[str, str])
                     if target and copy != source:
                         yield line, copy, change(target, languages[1])
 
-    def chunks() -> Iterator[Chunk]:
+    def chunks() -> Iterator[PairChunk]:
         for chunk in text.chunks():
             yield chunk
             yield from _chunks(copies(chunk))
@@ -186,7 +186,7 @@ def open_two_files(settings: TextSettings, name: str) -> ParallelText:
     return ParallelText(name, lambda: _read_two_files(source, target), lambda: files_sha256(source, target))
 
 
-def _read_two_files(source: Path, target: Path) -> Iterator[Chunk]:
+def _read_two_files(source: Path, target: Path) -> Iterator[PairChunk]:
     blocks = [_blocks(path) for path in (source, target)]
     read = 0
     for pair in zip_longest(*blocks, fillvalue=[]):
@@ -196,7 +196,7 @@ def _read_two_files(source: Path, target: Path) -> Iterator[Chunk]:
                 f"{source} has {counts[0]} lines, {target} has {counts[1]}: line n of one must be the translation "
                 f"of line n of the other"
             )
-        yield Chunk(range(read + 1, read + 1 + len(pair[0])), *pair)
+        yield PairChunk(range(read + 1, read + 1 + len(pair[0])), *pair)
         read += len(pair[0])
 
 
@@ -287,9 +287,9 @@ def open_tmx(settings: TextSettings, name: str) -> ParallelText:
 Pair = tuple[int, str | None, str | None]  # the number of its first line, source and target
 
 
-def _chunks(pairs: Iterator[Pair]) -> Iterator[Chunk]:
+def _chunks(pairs: Iterator[Pair]) -> Iterator[PairChunk]:
     while part := list(islice(pairs, CHUNK)):
-        yield Chunk(*zip(*part, strict=True))
+        yield PairChunk(*zip(*part, strict=True))
 
 
 def _blocks(path: Path) -> Iterator[list[str]]:
@@ -396,10 +396,10 @@ def open_embedded(settings: TextSettings, split: str) -> ParallelText:
     if sorted(languages) != ["de", "en"]:
         raise InputError(f"the embedded corpus is English and German (en, de), not {' to '.join(languages)}")
 
-    def chunks() -> Iterator[Chunk]:
+    def chunks() -> Iterator[PairChunk]:
         _, english, german = zip(*demo_corpus.load(split), strict=True)
         texts = {"en": list(english), "de": list(german)}
-        yield Chunk(range(1, len(english) + 1), *(texts[language] for language in languages))
+        yield PairChunk(range(1, len(english) + 1), *(texts[language] for language in languages))
 
     return ParallelText(split, chunks, lambda: f"{split} {languages} {files_sha256(demo_corpus.PATH)}")
 

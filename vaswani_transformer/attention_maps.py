@@ -60,13 +60,13 @@ def attention_maps(
     target_tokenizer = target_tokenizer or tokenizer
     encoding = tokenizer([source], return_tensors="pt", verbose=False).to(model.device)
     source_ids, source_mask = cast(Tensor, encoding["input_ids"]), cast(Tensor, encoding["attention_mask"])
-    check_length("source", source_ids.shape[1])
+    check_sentence_length("source", source_ids.shape[1])
     if target is None:
         labels = cast(Tensor, model.generate(input_ids=source_ids, attention_mask=source_mask))[:, 1:]
     else:
         labels = cast(Tensor, target_tokenizer(text_target=[target], return_tensors="pt", verbose=False)["input_ids"])
         labels = labels.to(model.device)
-    check_length("target", labels.shape[1])
+    check_sentence_length("target", labels.shape[1])
 
     with using_eager_attention(model):
         outputs = model(
@@ -88,7 +88,7 @@ def attention_maps(
     )
 
 
-def check_length(kind: str, tokens: int) -> None:
+def check_sentence_length(kind: str, tokens: int) -> None:
     if tokens > LONGEST_SENTENCE:
         raise InputError(
             f"the {kind} has {tokens} tokens; a heat map shows at most {LONGEST_SENTENCE}: choose another sentence"

@@ -38,7 +38,7 @@ from .options import (
 )
 from .programs import import_program
 from .translate_file import model_sha256, translate_file
-from .translate_lines import Columns, LineTranslator, append_report, split_into_chunks
+from .translate_lines import LineTranslator, OutputColumns, append_report, split_into_chunks
 from .translator import Translator
 from .unwrap import unwrap_lines
 
@@ -271,7 +271,7 @@ def translate(
         num_return_sequences=num_return_sequences,
     )
     several = num_return_sequences > 1
-    columns = Columns(several, scores or several, alignments)
+    columns = OutputColumns(several, scores or several, alignments)
     # What determines the translations: an interrupted one can be resumed only with the same values.
     decisive = {"max_source_length": max_source_length, "split_sentences": split_sentences}
     decisive |= {"target_language": target_language, **vars(settings)}

@@ -18,7 +18,7 @@ NumberedLines = tuple[list[str], list[int]]  # and the number of each line in th
 
 
 @dataclass(frozen=True)
-class Columns:
+class OutputColumns:
     """What a line of output holds besides the translation, separated by tabs.
 
     numbers: the number of the line, in front.  scores: the score, in front of the translation
@@ -59,7 +59,7 @@ class LineTranslator:
     def __init__(
         self,
         translator: Translator,
-        columns: Columns,
+        columns: OutputColumns,
         options: dict[str, Any],
         max_characters: int | None = None,
         report: Path | None = None,

@@ -1,7 +1,7 @@
 """Join the lines of a hard-wrapped document into paragraphs; its code, lists, tables and headings stay as they are.
 
 mark_copied     lines -> lines, and what is not translated
-join_lines      the lines of a paragraph -> one
+join_paragraph_lines      the lines of a paragraph -> one
 """
 
 import math
@@ -68,7 +68,7 @@ def unwrap_lines(lines: Iterable[str]) -> Iterator[str]:
     of their own. So does a line that no program wrapped, because its first word had room on the line before: if it is
     indented otherwise, as below a heading of a manual page, or follows a line of half the width, as in an address.
     """
-    return join_lines(mark_copied(lines))
+    return join_paragraph_lines(mark_copied(lines))
 
 
 # ---- what is not translated ------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def find_fence(line: str) -> Fence | None:
 # ---- paragraphs ------------------------------------------------------------------------------------------------------
 
 
-def join_lines(lines: Iterable[str]) -> Iterator[str]:
+def join_paragraph_lines(lines: Iterable[str]) -> Iterator[str]:
     """Yield a line for each paragraph, and other lines as they are."""
     width = 0
     for block in split_into_blocks(lines):

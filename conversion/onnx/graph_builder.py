@@ -237,7 +237,7 @@ def shift(op: GraphBuilder, values: str, by: int, filler: Any) -> str:
     return op.Slice(longer, [0], [-by], [0]) if by > 0 else op.Slice(longer, [-by], TO_THE_END, [0])
 
 
-def pad_rows(op: GraphBuilder, ids: str, rows: str, batch: str, filler: int) -> tuple[str, str]:
+def batch_rows(op: GraphBuilder, ids: str, rows: str, batch: str, filler: int) -> tuple[str, str]:
     """Distribute ids to the rows of a padded batch. Return the batch and its mask, both (batch, longest).
 
     rows: the row of each id, ascending;  batch: (1,), the number of rows
@@ -293,7 +293,7 @@ def spread(op: GraphBuilder, lengths: str) -> tuple[str, str]:
     return op.Gather(numbers, sequence), within
 
 
-def nearest(op: GraphBuilder, values: str, is_skipped: str, filler: Any) -> tuple[str, str]:
+def nearest_values(op: GraphBuilder, values: str, is_skipped: str, filler: Any) -> tuple[str, str]:
     """Return, for each element of a vector, the last value before and the first after it that are not skipped.
 
     An element that is not skipped is the last one before itself. filler: the value beyond both ends
@@ -307,7 +307,7 @@ def nearest(op: GraphBuilder, values: str, is_skipped: str, filler: Any) -> tupl
 
 def find_ends(op: GraphBuilder, is_blank: str, is_text: str) -> str:
     """Return which blank characters are at the beginning or end of a text."""
-    before, after = nearest(op, is_text, is_blank, False)
+    before, after = nearest_values(op, is_text, is_blank, False)
     return op.And(is_blank, op.Not(op.And(before, after)))
 
 

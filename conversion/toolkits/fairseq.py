@@ -222,7 +222,7 @@ def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int], h
 
     hides_languages: whether the languages' tokens stand at fixed places, not in front of texts
     """
-    languages = list(read_languages(options).values())
+    languages = list(read_language_pair(options).values())
     files = [find_file(folder, f"dict.{language}.txt", "dict.txt") for language in languages]
     present = [file for file in files if file]
     if len(present) < 2:
@@ -298,7 +298,7 @@ def write_checkpoint(folder: OurModel, out: Path, options: Options) -> None:
         )
     # A model whose translations begin with their language has tokens that its own dictionaries lack.
     is_multilingual = folder.model.generation_config.forced_bos_token_id is not None
-    languages = read_languages({} if is_multilingual else folder.kept)
+    languages = read_language_pair({} if is_multilingual else folder.kept)
     has_dictionaries = all(find_file(folder.originals, f"dict.{lang}.txt") for lang in languages.values())
     if not has_dictionaries and not folder.has_tokenizer():
         reasons.add_setting("there is no tokenizer to write the dictionaries from")
@@ -324,7 +324,7 @@ def write_checkpoint(folder: OurModel, out: Path, options: Options) -> None:
         write_vocabulary(folder, languages, out)
 
 
-def read_languages(options: Mapping[str, Any]) -> dict[str, str]:
+def read_language_pair(options: Mapping[str, Any]) -> dict[str, str]:
     """Return source_lang and target_lang, the codes in the dictionaries' file names; of several pairs, the first."""
     pairs = split(options.get("lang_pairs") or [])
     names = pairs[0].split("-") if pairs else DEFAULT_LANGUAGES.values()

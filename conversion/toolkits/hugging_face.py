@@ -33,7 +33,7 @@ from ..rename import Rule, expand_layers, expand_table, find_first, rename_to_th
 from ..segmentation import build_bpe_tokenizer, read_codes
 from ..sentencepiece_model import CONTROL, SentencePieceModel
 from ..toolkit import Description, count_embeddings, explain_penalty, register_reader, register_writer
-from ..vocabulary import SIDES, Reference, Vocabulary, number_tokens, read_token_ids
+from ..vocabulary import SIDES, ReferenceTokenizer, Vocabulary, number_tokens, read_token_ids
 from .fairseq import EPSILON, LAYERS, OFFSET
 
 SIZES = ("d_model", "{encoder,decoder}_layers", "{encoder,decoder}_attention_heads", "{encoder,decoder}_ffn_dim")
@@ -72,7 +72,7 @@ def find_model_type(path: Path) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-def read_model(
+def read_transformers_model(
     path: Path, reasons: Reasons, activation: str, off: str = OFF, **supported: tuple
 ) -> tuple[Options, dict[str, Tensor], dict[str, Any]]:
     """Return the options, the weights, and the fields of our configuration that both toolkits share.
@@ -160,7 +160,7 @@ def compute_logits(
 def read_fsmt(path: Path, reasons: Reasons) -> Description:
     """Describe a folder with an FSMT model."""
     # Positions are counted from the id of <pad>.
-    options, tensors, config = read_model(path, reasons, "relu", pad_token_id=(OFFSET - 1,))
+    options, tensors, config = read_transformers_model(path, reasons, "relu", pad_token_id=(OFFSET - 1,))
     config["position_offset"] = OFFSET
 
     # Tied matrices are saved under one or several of their names.
@@ -220,7 +220,7 @@ def read_fsmt_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[in
 @register_reader("hf-marian", ["config.json"], recognise_file=lambda path: find_model_type(path) == "marian")
 def read_marian(path: Path, reasons: Reasons) -> Description:
     """Describe a folder with a MarianMTModel."""
-    options, tensors, config = read_model(path, reasons, "gelu")
+    options, tensors, config = read_transformers_model(path, reasons, "gelu")
 
     rules = [*make_embedding_rules(tensors), Rule("final_logits_bias", OUTPUT_BIAS), *make_layer_rules(config)]
     scaled = bool(options.get("scale_embedding", False))
@@ -273,7 +273,7 @@ def read_marian_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[
         whole = set(vocabulary.whole_tokens(side))
         model.pieces = [(piece, score, CONTROL if piece in whole else kind) for piece, score, kind in model.pieces]
         vocabulary.tokenizers[side] = model.build_tokenizer(vocabulary, side)
-        vocabulary.references[side] = Reference("MarianTokenizer", partial(encode_as_marian, folder, side))
+        vocabulary.references[side] = ReferenceTokenizer("MarianTokenizer", partial(encode_as_marian, folder, side))
     return vocabulary
 
 

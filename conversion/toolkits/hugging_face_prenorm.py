@@ -39,8 +39,8 @@ from .hugging_face import (
     make_embedding_rules,
     make_layer_rules,
     read_added_tokens,
-    read_model,
     read_search,
+    read_transformers_model,
 )
 
 M2M100, PEGASUS, BLENDERBOT = "m2m_100", "pegasus", "blenderbot"
@@ -72,7 +72,9 @@ def read(path: Path, reasons: Reasons) -> Description:
     kind = find_model_type(path) or ""
     # M2M100's positions are counted from the id of <pad>.
     supported = {"pad_token_id": (OFFSET - 1,)} if kind == M2M100 else {}
-    options, tensors, config = read_model(path, reasons, ACTIVATIONS[kind], "quantization_config", **supported)
+    options, tensors, config = read_transformers_model(
+        path, reasons, ACTIVATIONS[kind], "quantization_config", **supported
+    )
     config |= {"norm_position": "pre"}
     rules = [*make_embedding_rules(tensors), *make_layer_rules(config)]
     rules += expand_table({"model.{encoder,decoder}.layer_norm.{weight,bias}": FINAL_NORM})

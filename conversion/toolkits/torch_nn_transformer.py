@@ -79,7 +79,7 @@ LAYERS = {
 }
 
 
-def find_weights(checkpoint: Mapping[Any, Any], known: str) -> dict[str, Any]:
+def find_module_weights(checkpoint: Mapping[Any, Any], known: str) -> dict[str, Any]:
     """Return the weights of a module, without the prefix of their names; none if the checkpoint does not have it.
 
     The state_dict is the checkpoint itself or has one of the usual names in it. Names outside the module stay as they
@@ -99,7 +99,7 @@ def find_weights(checkpoint: Mapping[Any, Any], known: str) -> dict[str, Any]:
     "torch-nn-transformer",
     TORCH_FILES,
     packages=["__main__"],
-    recognise_content=lambda content: bool(find_weights(content, FIRST_WEIGHT)),
+    recognise_content=lambda content: bool(find_module_weights(content, FIRST_WEIGHT)),
 )
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a state_dict and the config.json next to it."""
@@ -107,7 +107,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     file = require_file(path.parent, "config.json", remedy=remedy)
     options = Options(read_json_object(file), reasons)
     options.require(SUPPORTED)
-    tensors = select_weights(find_weights(load_checkpoint(path), FIRST_WEIGHT), reasons)
+    tensors = select_weights(find_module_weights(load_checkpoint(path), FIRST_WEIGHT), reasons)
     config: dict[str, Any] = {"d_model": tensors[FIRST_WEIGHT].shape[1]}
     options.require({"d_model": (config["d_model"],)})
     options.setdefault("nhead", options.get("num_heads"))
@@ -218,7 +218,7 @@ def compute_logits(path: Path, description: Description, source: Tensor, target:
     """Run nn.Transformer with the file's tensors, and the embeddings, positions and output that `read` found."""
     config, tensors = description.config, description.tensors
     ours = {rule.ours: tensors[rule.theirs].float() for rule in description.rules if rule.theirs in tensors}
-    weights = find_weights(load_checkpoint(path), FIRST_WEIGHT)
+    weights = find_module_weights(load_checkpoint(path), FIRST_WEIGHT)
     with torch.device("meta"):
         module = nn.Transformer(
             d_model=config["d_model"],

@@ -29,7 +29,7 @@ from ..options import STACKS, Options, Reasons
 from ..rename import expand_layers, expand_table, infer_sizes, select_weights
 from ..toolkit import Description, register_reader
 from ..vocabulary import SIDES, Vocabulary, order_tokens, read_both_sides
-from .torch_nn_transformer import SOURCE_TEMPLATE, SPECIAL_TOKENS, TORCH_FILES, find_weights, read_word_lists
+from .torch_nn_transformer import SOURCE_TEMPLATE, SPECIAL_TOKENS, TORCH_FILES, find_module_weights, read_word_lists
 
 HEADS = 8  # in all of them
 
@@ -56,7 +56,7 @@ def describe(
         assumptions.append(
             f"No config.json with `{heads}` is next to the checkpoint: {HEADS} heads, as in the tutorial."
         )
-    tensors = select_weights(find_weights(load_checkpoint(path), first_weight), reasons)
+    tensors = select_weights(find_module_weights(load_checkpoint(path), first_weight), reasons)
     d_model = tensors[first_weight].shape[1]
     config = {"d_model": d_model, **options.read_heads(heads, d_model), **options.read_rates(0.1, "dropout")}
     reasons.raise_if_any()
@@ -96,7 +96,7 @@ ANNOTATED_NORMS = {
     "annotated-transformer",
     TORCH_FILES,
     packages=["__main__"],
-    recognise_content=lambda content: bool(find_weights(content, ANNOTATED)),
+    recognise_content=lambda content: bool(find_module_weights(content, ANNOTATED)),
 )
 def read_annotated_transformer(path: Path, reasons: Reasons) -> Description:
     """Describe a state_dict of the notebook's EncoderDecoder."""
@@ -134,7 +134,7 @@ SEQ2SEQ_LAYER = {
     "pytorch-seq2seq",
     TORCH_FILES,
     packages=["__main__"],
-    recognise_content=lambda content: bool(find_weights(content, SEQ2SEQ)),
+    recognise_content=lambda content: bool(find_module_weights(content, SEQ2SEQ)),
 )
 def read_pytorch_seq2seq(path: Path, reasons: Reasons) -> Description:
     """Describe a state_dict of the tutorial's Seq2Seq."""
@@ -172,7 +172,7 @@ BLOCKS_NORMS = {
     "pytorch-transformer",
     TORCH_FILES,
     packages=["__main__"],
-    recognise_content=lambda content: bool(find_weights(content, BLOCKS)),
+    recognise_content=lambda content: bool(find_module_weights(content, BLOCKS)),
 )
 def read_pytorch_transformer(path: Path, reasons: Reasons) -> Description:
     """Describe a state_dict of the tutorial's Transformer."""

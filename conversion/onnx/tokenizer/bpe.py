@@ -15,7 +15,7 @@ from vaswani_transformer.tokenization import make_normalizer
 from .source import (
     SourceTokenizer,
     find_end,
-    list_steps,
+    list_parts,
     list_symbols,
     list_unsupported_ends,
     read_tokenizer_json,
@@ -52,7 +52,7 @@ class ByteLevelBPE(SourceTokenizer):
             end=find_end(content["post_processor"])[0],
             symbols=find_symbols(content),
             lowercase="Lowercase" in json.dumps(content.get("normalizer")),
-            split_digits="Digits" in map(read_type, list_steps(content["pre_tokenizer"], "pretokenizers")),
+            split_digits="Digits" in map(read_type, list_parts(content["pre_tokenizer"], "pretokenizers")),
         )
 
     def is_in_order(self) -> bool:
@@ -78,7 +78,7 @@ def list_unsupported(content: dict[str, Any], settings: dict[str, Any]) -> list[
         found.append(f"model.vocab without {len(missing)} of the 256 bytes")
     if content.get("normalizer") not in list_normalizers():
         found.append(f"normalizer {read_type(content['normalizer'])} that does not clean texts as `clean_text`")
-    steps = list_steps(content.get("pre_tokenizer"), "pretokenizers")
+    steps = list_parts(content.get("pre_tokenizer"), "pretokenizers")
     if len(steps) == 2 and steps[0] == {"type": "Digits", "individual_digits": True}:
         steps = steps[1:]
     is_byte_level = [read_type(step) for step in steps] == ["ByteLevel"]

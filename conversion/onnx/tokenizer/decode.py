@@ -15,7 +15,7 @@ from tokenizers import decoders
 from vaswani_transformer.attention_maps import BYTE_OF_LETTER
 from vaswani_transformer.errors import InputError
 
-from ..graph_builder import TO_THE_END, GraphBuilder, cast_to_int, pad_rows, shift, spread, tensor_type
+from ..graph_builder import TO_THE_END, GraphBuilder, batch_rows, cast_to_int, shift, spread, tensor_type
 from .source import END_OF_TEXT, read_tokenizer_json, read_type
 
 # The decoder of SentencePiece models, see conversion/sentencepiece_model.py.
@@ -76,7 +76,7 @@ def decode_texts(op: GraphBuilder, ids: str, spelling: Spelling, vocabulary: int
     if spelling.drops_first_space:
         is_first = op.Not(op.Equal(rows, shift(op, rows, 1, -1)))
         is_dropped = op.Or(is_end, op.And(is_first, op.Equal(bytes, ord(" "))))
-    by_row, _ = pad_rows(op, op.Where(is_dropped, DROPPED, pieces), rows, op.Shape(ids, end=1), DROPPED)
+    by_row, _ = batch_rows(op, op.Where(is_dropped, DROPPED, pieces), rows, op.Shape(ids, end=1), DROPPED)
     return concatenate_rows(op, by_row)
 
 

@@ -8,7 +8,7 @@ becomes `</s>`.
     mark_symbols            the characters of a symbol -> one character
     encode_bytes            characters -> ids of a byte-level BPE; see encode_bytes.py
     encode_pieces           characters -> ids of a unigram model; see encode_pieces.py
-    pad_rows                flat tensor -> a padded row for each text
+    batch_rows                flat tensor -> a padded row for each text
 
 No ONNX operator returns the code point of a character. Two operators of ONNX Runtime help: `Tokenizer` splits strings
 into characters, and `MurmurHash3` hashes them to 32-bit integers. For up to four bytes of known number the hash is a
@@ -24,12 +24,12 @@ from onnx import TensorProto
 from ..graph_builder import (
     TO_THE_END,
     GraphBuilder,
+    batch_rows,
     cast_to_int,
     find_ends,
     has_flag,
     look_up,
-    nearest,
-    pad_rows,
+    nearest_values,
     select,
     shift,
     tensor_type,
@@ -73,7 +73,7 @@ def encode_texts(op: GraphBuilder, texts: str, tokenizer: SourceTokenizer, pad: 
     else:
         assert isinstance(tokenizer, Unigram)
         ids, rows = encode_pieces(op, codes, is_text, rows, tokenizer)
-    ids, mask = pad_rows(op, ids, rows, op.Shape(texts), pad)
+    ids, mask = batch_rows(op, ids, rows, op.Shape(texts), pad)
     return ids, mask, is_blank
 
 
@@ -176,7 +176,7 @@ def mark_symbols(
     if tokenizer.strips_after_symbols:
         is_blank = op.And(is_text, has_flag(op, look_up(op, list_flags(tokenizer.clean), codes), IS_BLANK))
         is_mark = op.And(op.Not(is_text), op.GreaterOrEqual(codes, np.int32(FIRST_SYMBOL)))
-        after_mark, _ = nearest(op, is_mark, is_blank, False)
+        after_mark, _ = nearest_values(op, is_mark, is_blank, False)
         keep = op.Not(op.And(is_blank, after_mark))
         codes, is_text, rows = (select(op, values, keep) for values in (codes, is_text, rows))
     return codes, is_text, rows

@@ -63,7 +63,7 @@ def find_end(template: dict[str, Any]) -> list[int]:
     return template["special_tokens"][single[1]["SpecialToken"]["id"]]["ids"]
 
 
-def list_steps(part: Any, steps: str) -> list[Any]:
+def list_parts(part: Any, steps: str) -> list[Any]:
     """Return the steps of a normalizer or the like, which may be a Sequence or missing.
 
     steps: the field of a Sequence

@@ -20,7 +20,7 @@ from .charsmap import Charsmap
 from .source import (
     SourceTokenizer,
     find_end,
-    list_steps,
+    list_parts,
     list_symbols,
     list_unsupported_ends,
     read_tokenizer_json,
@@ -51,7 +51,7 @@ class Unigram(SourceTokenizer):
     def read(cls, folder: Path) -> "Unigram":
         """Read the tokenizer of a folder. Raises InputError naming everything that the operators do not support."""
         content, settings = read_tokenizer_json(folder)
-        steps = list_steps(content.get("normalizer"), "normalizers")
+        steps = list_parts(content.get("normalizer"), "normalizers")
         charsmap = None
         if steps and read_type(steps[0]) == "Precompiled":
             charsmap = Charsmap.read(base64.b64decode(steps[0]["precompiled_charsmap"]))
