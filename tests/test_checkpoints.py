@@ -22,6 +22,7 @@ from training.average import main as average
 from training.final_model import average_weights, write_model
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.files import write_json
+from vaswani_transformer.languages import read_languages
 from vaswani_transformer.loading import load_model
 from vaswani_transformer.model_folder import CODE_FILES, verify_manifest
 
@@ -312,10 +313,13 @@ def test_the_average_command_writes_a_model_folder(models, tiny_model, tmp_path,
     arguments = [str(tmp_path), "--output", str(tmp_path / "model"), "--last", "2"]
     average(arguments)
     assert "the average of step-20, step-30" in capsys.readouterr().out
-    (tmp_path / "run.json").write_text('{"recipe": {"save_every": 10}}')
+    assert read_languages(tmp_path / "model") is None
+    recipe = {"save_every": 10, "source_language": "en", "target_language": "de"}
+    (tmp_path / "run.json").write_text(json.dumps({"recipe": recipe}))
     checkpoints.save_checkpoint(models, 25, tiny_model(25).save_pretrained)  # a new best one between two of these
     average([str(tmp_path), "--output", str(tmp_path / "regular"), "--last", "2"])
     assert "the average of step-20, step-30" in capsys.readouterr().out
+    assert read_languages(tmp_path / "regular") == ("en", "de")
     assert "is not empty; give the name of a new folder" in refused(average, arguments)
     several = [models / "step-20", models / "step-30", "--last", "2", "--output", tmp_path / "two"]
     assert "--last 2 counts the checkpoints of one run" in refused(average, several)

@@ -16,7 +16,9 @@ from training_child import TrainingProcess
 from transformers import MarianMTModel, MarianTokenizer
 
 from conversion.__main__ import main
+from training.average import main as average
 from vaswani_transformer import Translator
+from vaswani_transformer.languages import read_languages
 from vaswani_transformer.loading import load_config
 
 # fairseq: a joint vocabulary; the others have one for each side, OpenNMT-py's source without </s>.
@@ -115,6 +117,22 @@ def test_a_fine_tuned_model_of_opus_mt_returns_to_plain_transformers(two_vocabul
                 log_probabilities = marian(**batch, labels=torch.tensor([expected])).logits.log_softmax(-1)[0]
                 chosen = log_probabilities.gather(-1, torch.tensor(expected)[:, None])
                 assert best.score > chosen.sum().item() + 1e-4
+
+
+def test_the_average_of_a_converted_model_keeps_its_languages_and_the_way_back(tmp_path: Path):
+    """And so does the average of the checkpoints of its fine-tuning, which lie in the folder of their run."""
+    theirs = opus_folder(tmp_path / "theirs", [], False)
+    change_json(theirs / "tokenizer_config.json", source_lang="fi", target_lang="sv")
+    run = tmp_path / "run"
+    main([str(theirs), str(run)])
+    checkpoint = run / "checkpoints/step-1"
+    shutil.copytree(run, checkpoint, ignore=shutil.ignore_patterns("conversion.json", "CONVERSION.md", "original"))
+    for model, name in ((run, "model"), (checkpoint, "checkpoint")):
+        average([str(model), str(model), "--output", str(tmp_path / name)])
+        assert read_languages(tmp_path / name) == ("fi", "sv")
+        main([str(tmp_path / name), str(tmp_path / f"{name}-back"), "--to", "hf-marian"])
+        before, after = (load_file(folder / "model.safetensors") for folder in (theirs, tmp_path / f"{name}-back"))
+        assert before.keys() == after.keys() and all(torch.equal(before[weight], after[weight]) for weight in before)
 
 
 @pytest.mark.slow

@@ -22,10 +22,12 @@ def average(
     output: Annotated[Path, typer.Option(help="The new model folder.")],
     last: Annotated[int | None, typer.Option(min=1, help="Number of a run's last checkpoints; default: 5.")] = None,
 ) -> None:
+    from vaswani_transformer.languages import read_languages
     from vaswani_transformer.loading import load_model
 
     from .checkpoints import list_regular_checkpoints
     from .final_model import write_model
+    from .run_folder import copy_conversion
 
     folders = checkpoint
     if len(checkpoint) == 1 and (checkpoint[0] / "checkpoints").is_dir():
@@ -46,8 +48,11 @@ def average(
             raise BrokenFileError(f"{error}; choose checkpoints without {folder.name}") from error
     check_new_folder(output)
     output.absolute().parent.mkdir(parents=True, exist_ok=True)
+    last_folder = folders[-1]  # whose files other than the weights are taken; a checkpoint's records are its run's
+    records = last_folder.parent.parent if last_folder.parent.name == "checkpoints" else last_folder
     with atomic_folder(output) as unfinished:
-        write_model(folders, unfinished)
+        write_model(folders, unfinished, languages=read_languages(records))
+        copy_conversion(records, unfinished)
     typer.echo(f"{output}: the average of {', '.join(folder.name for folder in folders)}")
 
 

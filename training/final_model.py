@@ -70,10 +70,10 @@ def read_fixed_entries(path: Path) -> dict[str, Any]:
     return content if path.name != "config.json" else {name: content.get(name) for name in FIXED_ENTRIES}
 
 
-def write_model(folders: list[Path], model: Path) -> None:
+def write_model(folders: list[Path], model: Path, **about: Any) -> None:
     """Write the average of these folders' weights to an empty folder; copy the other files from the last one.
 
-    Raises InputError if the tokenizers or the architectures differ.
+    `about` are further entries of the manifest. Raises InputError if the tokenizers or the architectures differ.
     """
     for name in SETTINGS_FILES:
         if name == "config.json" or name.endswith("tokenizer.json"):
@@ -92,7 +92,7 @@ def write_model(folders: list[Path], model: Path) -> None:
             shutil.copyfile(folders[-1] / name, model / name)
     # Without the settings, which users may edit.
     files = [model / WEIGHTS, *model.rglob("tokenizer.json")]
-    checkpoints.write_manifest(model, files, average_of=[folder.name for folder in folders])
+    checkpoints.write_manifest(model, files, average_of=[folder.name for folder in folders], **about)
 
 
 def write_model_folder(folders: list[Path], output: Path) -> None:

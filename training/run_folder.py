@@ -134,9 +134,12 @@ def claim_output(output: Path, record: dict[str, Any], settings: Settings, say: 
 
 def keep_conversion(output: Path, settings: Settings) -> None:
     """Copy what converting a fine-tuned model back to its toolkit needs, if it keeps the tokenizer of its weights."""
-    if settings.model.initial_weights is None or settings.tokenizer.tokenizer is not None:
-        return
-    folder = find_folder(settings.model.initial_weights)
+    if settings.model.initial_weights is not None and settings.tokenizer.tokenizer is None:
+        copy_conversion(find_folder(settings.model.initial_weights), output)
+
+
+def copy_conversion(folder: Path, output: Path) -> None:
+    """Copy the records of the conversion that wrote a model folder, if one did: its languages, and the way back."""
     for path in (folder / CONVERSION_NOTES, folder / CONVERSION_RECORD, *(folder / ORIGINALS).rglob("*")):
         check_inside(path, folder)  # the content that a link leads to would be copied
     for name in (CONVERSION_NOTES, CONVERSION_RECORD):

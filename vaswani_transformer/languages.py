@@ -10,7 +10,7 @@ import yaml
 
 from .errors import BrokenFileError
 from .files import read_json_object
-from .model_folder import CARD, CONVERSION_RECORD, EXPORT_RECORD
+from .model_folder import CARD, CONVERSION_RECORD, EXPORT_RECORD, MANIFEST
 from .training_run import read_run
 
 # ISO 639-1: the other codes (ISO 639-2 and -3, of Arabic and the like that of the standard language, as in NLLB) and
@@ -97,9 +97,9 @@ def shorten_codes(names: Sequence[str]) -> list[str]:
 def read_languages(folder: Path) -> tuple[str, str] | None:
     """Return the codes of source and target language, or None if no record in the folder names both.
 
-    They are in the recipe of a training (run.json), the options of a conversion, the record of an export, or the
-    metadata of a card, where the source comes first; our card of a model with several targets lists them all. Raises
-    BrokenFileError.
+    They are in the recipe of a training (run.json), the options of a conversion, the record of an export, the manifest
+    of an average, or the metadata of a card, where the source comes first; our card of a model with several targets
+    lists them all. Raises BrokenFileError.
     """
     recipe = read_run(folder).get("recipe") or {}
     found: list[Any] = [[recipe.get("source_language"), recipe.get("target_language")]]
@@ -108,6 +108,8 @@ def read_languages(folder: Path) -> tuple[str, str] | None:
         found.append([options.get("source_lang"), options.get("target_lang")])
     if (folder / EXPORT_RECORD).is_file():
         found.append(read_json_object(folder / EXPORT_RECORD).get("languages"))
+    if (folder / MANIFEST).is_file():
+        found.append(read_json_object(folder / MANIFEST).get("languages"))
     card = read_card(folder / CARD)
     listed = card.get("language")
     is_ours = "vaswani_transformer" in str(card.get("tags"))
