@@ -470,6 +470,7 @@ def test_processes_override_the_configuration_of_accelerate(tmp_path, kind, proc
     assert (f"{config} chooses the number of processes" in ended.stderr) == (processes == "null")
 
 
+@pytest.mark.slow
 def test_signals_and_job_control_reach_a_training_in_one_process(text, tmp_path):
     """It is the process that the user started: Ctrl-Z pauses it, and kill -9 leaves none behind."""
     keys = {"data": str(text), "output_dir": str(tmp_path / "run"), "max_steps": 10**6, "log_every": 1}

@@ -102,21 +102,7 @@ def test_a_killed_translation_resumes_with_the_missing_parts(start, words, work,
     assert [path.name for path in parts.iterdir()] == ["notes"], "files of others stay"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"length-penalty": 1}, "length_penalty was 0.6, is 1.0"),
-        ({"dtype": "bfloat16"}, "dtype was None, is bfloat16"),
-        ({"input": "other"}, "input was "),
-        ({"model": "changed"}, "model was "),
-        ({"chunk-lines": 6}, "chunk_lines was 5, is 6"),
-        ({"report": "doubtful"}, "report was None, is doubtful"),
-        ({"warn-ratio": 0.5}, "warn_ratio was None, is 0.5"),
-    ],
-)
-def test_parts_of_another_text_model_or_search_are_refused(
-    words, work, tmp_path, monkeypatch, refused, options, message
-):
+def test_parts_of_another_text_model_or_search_are_refused(words, work, tmp_path, monkeypatch, refused):
     model, text, folder = work[0] / "model", work[0] / "text", tmp_path / "out.parts"
     with monkeypatch.context() as patch:
         patch.setattr("vaswani_transformer.translate_file.join_parts", lambda *_: None)  # as if it had been killed
@@ -127,8 +113,17 @@ def test_parts_of_another_text_model_or_search_are_refused(
     shutil.copytree(model, "changed")
     settings = tmp_path / "changed/generation_config.json"
     settings.write_text(settings.read_text().replace('"extra_length": 50', '"extra_length": 5'))
-    error = refused(main, words(**options))
-    assert "holds parts of another translation" in error and message in error
+    for option, value, message in (
+        ("length-penalty", 1, "length_penalty was 0.6, is 1.0"),
+        ("dtype", "bfloat16", "dtype was None, is bfloat16"),
+        ("input", "other", "input was "),
+        ("model", "changed", "model was "),
+        ("chunk-lines", 6, "chunk_lines was 5, is 6"),
+        ("report", "doubtful", "report was None, is doubtful"),
+        ("warn-ratio", 0.5, "warn_ratio was None, is 0.5"),
+    ):
+        error = refused(main, words(**{option: value}))
+        assert "holds parts of another translation" in error and message in error
 
 
 def test_any_function_may_translate_the_parts(tmp_path):

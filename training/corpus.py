@@ -280,8 +280,9 @@ def tokenise(
         return ids
 
     with panics_as_errors(None), ExitStack() as stack:
-        gc.freeze()  # the lists of ids make the collector run often, and it need not visit the loaded modules each time
-        stack.callback(gc.unfreeze)
+        if gc.isenabled():  # the lists of ids would make it run often, and visit the loaded modules each time
+            gc.disable()
+            stack.callback(gc.enable)
         files = {file: stack.enter_context((folder / file).open("wb")) for file in FILES}
         for part, ids in _encode_ahead(encode, select_parts()):
             lengths = np.array([[len(row) for row in rows] for rows in ids], dtype=np.int32)  # (2, pairs)
@@ -291,6 +292,7 @@ def tokenise(
                 written[file] += len(array)
                 if file != "pairs.hash":
                     digest.update(raw)
+            gc.collect(1)  # what readers have left
     kept, source_tokens, target_tokens = (written[file] for file in ("pairs.hash", "source.ids", "target.ids"))
     read, same = findings.read, findings.same
     if not kept:
