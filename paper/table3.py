@@ -20,7 +20,6 @@ from training.evaluate import read_recipe_text
 from training.model import model_config
 from training.recipe import Recipe, load_recipe
 from training.result_row import parameters
-from training.scores import nats_per_token
 from training.train import train
 from vaswani_transformer import PRESETS, TorchTranslator, VaswaniTransformerConfig
 from vaswani_transformer.errors import InputError
@@ -175,6 +174,12 @@ def measure(model: Path, recipe: Recipe) -> dict[str, Any]:
         "bleu_interval": report.get("confidence_var"),
         "bleu_signature": signature,
     }
+
+
+def nats_per_token(translator: TorchTranslator, sources: list[str], references: list[str]) -> float:
+    """Return the mean negative log-likelihood of the references' tokens, `</s>` included."""
+    scores = translator.score(sources, references)
+    return -math.fsum(score.total for score in scores) / sum(len(score.tokens) for score in scores)
 
 
 def format_changes(options: Mapping[str, str]) -> str:

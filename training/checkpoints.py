@@ -53,7 +53,6 @@ from .report import Reporter
 from .run_folder import check_unchanged
 
 RESUMED_FILES = (WEIGHTS, OPTIMIZER, STATE)
-RECIPE = "recipe"  # of the fingerprint: the keys that must stay the same
 MAX_BAD_STEPS = 10  # in a row, whose gradient is not finite
 
 
@@ -213,8 +212,7 @@ class Checkpointer:
         progress, environment = Progress.read(state["progress"], path), state["environment"]
         if progress.step != parse_step(folder):
             raise BrokenFileError(f"{path}: progress: step is {progress.step} in {folder.name}")
-        now = self.state["fingerprint"]
-        before = {RECIPE: now[RECIPE]} | state["fingerprint"]  # those of earlier versions record no recipe
+        before, now = state["fingerprint"], self.state["fingerprint"]
         check_unchanged(before, now, self.run_settings, self.reporter.say)
         if before.get(VALIDATION_SHA256) != now[VALIDATION_SHA256]:  # losses of two texts cannot be compared
             progress = dataclasses.replace(progress, best_loss=None, best_step=None, validations_since_best=0)

@@ -1,6 +1,5 @@
-"""BLEU in five variants, chrF and chrF2++, exact matches, all or some of them by kind, and the loss per token."""
+"""BLEU in five variants, chrF and chrF2++, and exact matches, all or some of them by kind."""
 
-import math
 import re
 from collections import defaultdict
 from typing import Any
@@ -8,8 +7,6 @@ from typing import Any
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
-
-from vaswani_transformer import TorchTranslator
 
 from .languages import split_code
 
@@ -21,12 +18,6 @@ def corpus_bleu(
     # force: no warning about tokenised input, if a corpus has spaces before full stops.
     bleu = BLEU(lowercase=lowercase, tokenize=tokenize, force=True)
     return bleu.corpus_score(translations, [references]).score
-
-
-def nats_per_token(translator: TorchTranslator, sources: list[str], references: list[str]) -> float:
-    """Return the mean negative log-likelihood of the references' tokens, `</s>` included."""
-    scores = translator.score(sources, references)
-    return -math.fsum(score.total for score in scores) / sum(len(score.tokens) for score in scores)
 
 
 def scores(

@@ -19,7 +19,7 @@ from vaswani_transformer.tried_versions import untried_versions_warning
 
 from . import fsdp, machine
 from .batches import InputPipeline, RunBatches, batch_by_length
-from .checkpoints import RECIPE, Checkpointer, Progress, recorded_choices
+from .checkpoints import Checkpointer, Progress, recorded_choices
 from .corpus import Corpora, read_corpora
 from .final_model import write_final_model
 from .metrics import Meter, Window, measure_bleu, measure_loss
@@ -162,8 +162,8 @@ class Run:
             self.network, batches, schedule, self.progress, self.window, signals, reporter.say,
             seed=settings.run.seed, max_gradient_norm=settings.optimizer.max_gradient_norm,
         )  # fmt: skip
-        fingerprint = {**corpora.sha256s(), "processes": processes, "micro_batches": micro_batches}
-        fingerprint[RECIPE] = fixed_keys
+        fingerprint = {"processes": processes, "micro_batches": micro_batches, "recipe": fixed_keys}
+        fingerprint |= corpora.sha256s()
         state = {"fingerprint": fingerprint, "environment": self.environment}
         self.checkpointer = Checkpointer(
             self.output / "checkpoints", self.network, corpora, settings.checkpoints, settings.run, state, reporter

@@ -7,11 +7,12 @@ from torch import Tensor, nn
 
 from training.evaluate import EvaluationText
 from training.recipe import Recipe
-from training.scores import corpus_bleu, nats_per_token
+from training.scores import corpus_bleu
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.modeling_vaswani_transformer import PositionalEncoding, Stack
 
 from ..plots import make_panels, plot_intervals, plot_means
+from ..table3 import nats_per_token
 from ..verdicts import estimate_mean, format_mean, judge, subtract
 from .claim import Judgement, Measurements, Setting
 from .comparison import LONG_STEPS, Change, Variant, train_and_load, train_models

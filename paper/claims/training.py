@@ -8,7 +8,6 @@ from torch import nn
 
 from training.evaluate import EvaluationText
 from training.recipe import Recipe, load_recipe
-from training.scores import nats_per_token
 from training.train import train
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.files import read_json_object
@@ -16,7 +15,7 @@ from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
 from vaswani_transformer.training_run import read_curves
 
 from ..plots import make_panels, plot_curves, plot_intervals
-from ..table3 import RECIPE
+from ..table3 import RECIPE, nats_per_token
 from ..verdicts import estimate_mean, format_interval, format_mean, judge, subtract
 from .claim import Judgement, Measurements, Setting
 from .comparison import SHORT_STEPS, Change, Variant, train_and_load, train_models
