@@ -19,6 +19,8 @@ import torch
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 
+gc.disable()  # until the tests are collected; imports leave no garbage
+
 # nohup and background jobs of a shell ignore these signals, and so would the child processes to which tests send them.
 # A Python handler is not inherited: the tests keep ignoring the signal, their children do not.
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -58,6 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    gc.enable()
     gc.freeze()  # a collection would visit every object of the imported modules and of the collected tests
 
 
