@@ -17,12 +17,13 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import ENVIRONMENT, make_lively, wait_until
-from saved_model import ENGLISH, GERMAN, SIZES
+from saved_model import ENGLISH, GERMAN, SIZES, change_json
 from translation_server import LANGUAGES, ROOT, Address, Answer, command, in_thread, started
 
 from serving.__main__ import choose_languages
@@ -550,8 +551,26 @@ def test_a_batch_is_limited_and_in_the_order_of_arrival():
 
 
 def test_each_request_gets_as_many_hypotheses_as_it_asks_for():
-    results, batches = run_batches([(["a"], 1), (["b", "c"], 3)])
-    assert results == [echo(["a"], 1, False), echo(["b", "c"], 3, False)] and batches == [["a", "b", "c"]]
+    """In batches of their own: a search for more hypotheses may find a better one."""
+    results, batches = run_batches([(["a"], 1), (["b", "c"], 3), (["d"], 1)])
+    assert results == [echo(["a"], 1, False), echo(["b", "c"], 3, False), echo(["d"], 1, False)]
+    assert batches == [["a", "d"], ["b", "c"]]
+
+
+def test_a_translation_does_not_depend_on_the_alternatives_that_others_ask_for(exported, tmp_path):
+    """With early_stopping false, as in transformers' models, a search for more hypotheses goes on for longer."""
+    folder = shutil.copytree(exported / "onnx", tmp_path / "onnx")
+    change_json(folder / "generation_config.json", early_stopping=False, length_penalty=2.0)
+    translator = OnnxTranslator.from_pretrained(folder, device="cpu", threads=1)
+    words = " ".join(ENGLISH).split()
+    texts = [" ".join(words[start : start + 3]) for start in range(len(words) - 2)]
+    expected = translator.translate(texts)
+    assert expected != [best.text for best, *_ in translator.find_hypotheses(texts, num_return_sequences=4)]
+    with in_thread(translator) as (address, _), ThreadPoolExecutor(2) as pool:
+        for _ in range(5):
+            others = pool.submit(address.translate, texts, alternatives=3)
+            assert address.translate(texts).json["translatedText"] == expected
+            assert others.result().status == 200
 
 
 def test_batches_run_side_by_side_and_share_what_waits():
