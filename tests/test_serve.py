@@ -698,6 +698,13 @@ def test_a_key_is_required_if_the_server_has_one(translator):
         assert address.request("/health").status == address.request("/languages").status == 200
 
 
+@pytest.mark.parametrize("key", ["", " ", "secret\n", "schlüssel"])
+def test_a_key_that_no_header_can_carry_is_refused(refused, exported, monkeypatch, key):
+    """An empty variable would open the server to all; with the line break of a file, no client would have the key."""
+    monkeypatch.setenv("VASWANI_API_KEY", key)
+    assert "the API key is empty, has characters" in refused(main, ["serve", exported / "onnx", *STATED])
+
+
 def test_pages_of_other_origins_read_no_answers_unless_they_are_allowed(server, translator):
     header = "Access-Control-Allow-Origin"
     assert server.request("/languages", Origin="https://a.example").headers[header] is None
