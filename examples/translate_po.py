@@ -20,7 +20,8 @@ from vaswani_transformer.doubts import Doubt
 def translate_messages(translator: Translator, catalogue: polib.POFile) -> list[tuple[polib.POEntry, str]]:
     """Translate what is untranslated; return the entries that stay so, with the reason.
 
-    An entry has one text, or a singular and a plural, of which the plural serves all forms but the first.
+    An entry has one text, or a singular and a plural. The plural serves all forms but the first of several: "One file"
+    is wrong for two, which a language with a single form, such as Japanese, writes alike.
     """
     entries = [entry for entry in catalogue.untranslated_entries() if not entry.obsolete]
     texts = [text for entry in entries for text in (entry.msgid, entry.msgid_plural) if text]
@@ -36,7 +37,9 @@ def translate_messages(translator: Translator, catalogue: polib.POFile) -> list[
             continue
         if entry.msgid_plural:
             singular, plural = translations[id(entry)]
-            entry.msgstr_plural = {form: plural if form else singular for form in entry.msgstr_plural or (0, 1)}
+            forms = entry.msgstr_plural or {0: "", 1: ""}
+            new = {form: plural if form or len(forms) == 1 else singular for form in forms}
+            entry.msgstr_plural = {form: text or new[form] for form, text in forms.items()}
         else:
             entry.msgstr = translations[id(entry)][0]
         entry.flags.append("fuzzy")

@@ -1,6 +1,7 @@
 """Command line of `serving`: load a model, bind the address, and serve until a signal."""
 
 import gc
+import os
 import re
 import socket
 from pathlib import Path
@@ -64,8 +65,7 @@ def serve(
     from .service import Limits
 
     check_origins(allow_origin or [])
-    if api_key == "":
-        raise InputError("the API key is empty; set VASWANI_API_KEY to a key, or unset it")
+    check_key(os.environ.get("VASWANI_API_KEY") if api_key is None else api_key)  # typer takes an empty one for none
     with open_socket(host, port) as listener:
         options = {"device": device, "dtype": dtype, "threads": threads, "precision": precision}
         folder, backend = find_model_and_backend(context, model, backend, revision, precision=precision)
@@ -82,6 +82,15 @@ def serve(
         typer.echo(f"http://{name}:{listener.getsockname()[1]}  (/docs describes the API; Ctrl-C ends)", err=True)
         collect_rarely()
         server.run(sockets=[listener])
+
+
+def check_key(key: str | None) -> None:
+    """Raise InputError for a key that no header can carry, so that the server would refuse it, or an empty one."""
+    if key is not None and not re.fullmatch("[!-~](?:[ -~]*[!-~])?", key):
+        raise InputError(
+            "the API key is empty, has characters that are not ASCII, or begins or ends with white space; set "
+            "VASWANI_API_KEY to another key, or unset it"
+        )
 
 
 def check_origins(origins: list[str]) -> None:

@@ -144,13 +144,20 @@ class Batcher:
         await asyncio.sleep(max(0, first.arrived + WAIT - monotonic()))
 
     def _take(self) -> Iterator[Job]:
-        """Remove the jobs of a batch from the queue; leave the other threads that are free their share."""
+        """Remove the jobs of a batch from the queue; leave the other threads that are free their share.
+
+        They ask for the same number of hypotheses: with `early_stopping` false, a search for more may go on and find a
+        better one, so that a translation would depend on the requests of others.
+        """
         largest = min(BATCH_CHARACTERS, math.ceil(self.characters / (self.most - self.running)))
-        left = largest
-        for number, job in enumerate(list(self.waiting)):
+        left, count = largest, None
+        for job in list(self.waiting):
+            if job.count != (count or job.count):
+                continue
             left -= job.characters
-            if left < 0 and number > 0:  # a batch has at least one text
+            if left < 0 and count:  # a batch has at least one text
                 return
+            count = job.count
             self._remove(job)
             yield job
 
@@ -160,7 +167,7 @@ class Batcher:
             self.characters -= job.characters
 
     async def _translate(self, jobs: list[Job], one_thread: bool) -> None:
-        begun, count, texts = monotonic(), max(job.count for job in jobs), [job.text for job in jobs]
+        begun, count, texts = monotonic(), jobs[0].count, [job.text for job in jobs]
         try:
             results = await self._in_thread(lambda: translate_each(self.function, texts, count, one_thread))
         except Exception as error:  # the thread cannot be started
@@ -175,7 +182,7 @@ class Batcher:
             if isinstance(result, Exception):
                 job.future.set_exception(result)
             else:
-                job.future.set_result(result[: job.count])
+                job.future.set_result(result)
         if one_thread or self.most == 1:
             rate = seconds / sum(job.characters for job in jobs)
             self.seconds_per_character += 0.1 * (rate - self.seconds_per_character)

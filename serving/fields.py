@@ -4,16 +4,16 @@ import asyncio
 import json
 import logging
 from typing import Annotated, Any, Literal
+from urllib.parse import parse_qsl
 
 from fastapi import HTTPException, Request
 from pydantic import BaseModel, Field, ValidationError
-from starlette.datastructures import ImmutableMultiDict
 from starlette.types import Message, Receive
 
 BODY_SECONDS = 15
 CHARACTER_BYTES = 12  # the longest spelling of a character: two escapes \\uXXXX in JSON, or %XX four times in a form
 OTHER_BYTES = 16_384  # of a body or of headers, besides the text
-FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+FORMS = URLENCODED, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # not for each client that sends nonsense
 
 
@@ -60,17 +60,18 @@ def most_bytes(characters: int) -> int:
 
 async def read_fields(request: Request, limit: int) -> dict[str, Any]:
     """Read the fields of query string and body. Raises HTTPException: 400, 408 or 413."""
-    fields = collect_texts(request.query_params)
     request = Request(request.scope, limit_body(request.receive, limit))
     length = request.headers.get("content-length", "0")
     if int(length) > limit:  # the HTTP parser has checked that it is a number
         raise body_too_long(limit)
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
+        fields = collect_texts(parse_pairs(request.scope["query_string"]))
         async with asyncio.timeout(BODY_SECONDS):
-            if request.headers.get("content-type", "").partition(";")[0].strip().lower() in FORMS:
-                fields |= collect_texts(await request.form(max_files=0))
+            if kind == MULTIPART:
+                fields |= collect_texts((await request.form(max_files=0)).multi_items())
             elif body := await request.body():
-                fields |= parse_json(body)
+                fields |= collect_texts(parse_pairs(body)) if kind == URLENCODED else parse_json(body)
     except TimeoutError:
         raise HTTPException(408, f"the body of the request did not arrive within {BODY_SECONDS} s") from None
     except UnicodeError:
@@ -78,10 +79,18 @@ async def read_fields(request: Request, limit: int) -> dict[str, Any]:
     return fields
 
 
-def collect_texts(fields: ImmutableMultiDict[str, Any]) -> dict[str, Any]:
+def parse_pairs(encoded: bytes) -> list[tuple[str, Any]]:
+    """Parse a query string or a form in UTF-8, escaped or, as `curl -d` sends it, plain. Raises UnicodeError.
+
+    Starlette reads plain letters as Latin-1, and puts U+FFFD in the place of bytes that are not UTF-8.
+    """
+    return parse_qsl(encoded.decode(), keep_blank_values=True, errors="strict")
+
+
+def collect_texts(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the fields of a form or query string; `q` is a list if it is there several times."""
-    texts = fields.getlist("q")
-    return dict(fields) | ({"q": texts} if len(texts) > 1 else {})
+    texts = [value for name, value in pairs if name == "q"]
+    return dict(pairs) | ({"q": texts} if len(texts) > 1 else {})
 
 
 def parse_json(body: bytes) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class Service:
 
     def _check(self, request: TranslationRequest) -> list[str]:
         """Return the texts of a request. Raises HTTPException for what the model or the limits do not allow."""
-        check_language([self.source, "auto"], request.source)
+        request.source = check_language([self.source, "auto"], request.source)
         request.target = check_language(self.targets, request.target)
         if request.alternatives >= self.settings.num_beams:
             raise HTTPException(

@@ -207,6 +207,31 @@ def test_held_out_pairs_are_evaluated_if_there_is_no_other_text(model_folder, ca
     assert (result["test"], result["sentences"]) == ("train (held out)", 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "content"),
+    [
+        ("t", "t.yy", "1\n" * 100),
+        ("t.tsv", "t.tsv", "a\tc\nb\td\n"),
+        ("t.csv", "t.csv", "xx,yy\na,c\n"),
+        ("t.jsonl", "t.jsonl", '{"xx": "a", "yy": "c"}\n'),
+        ("t.tmx", "t.tmx", '<tmx><tu><tuv lang="xx"><seg>a</seg></tuv><tuv lang="yy"><seg>c</seg></tuv></tu></tmx>'),
+    ],
+)
+def test_translations_do_not_replace_the_text_of_a_recipe(model_folder, refused, name, file, content):
+    for other in ("t.xx", "train.xx", "train.yy"):
+        write_lines(model_folder / other, [f"{n}" for n in range(100)])
+    text = model_folder / file
+    text.write_text(content)
+    recipe = {"data": str(model_folder), "source_language": "xx", "target_language": "yy"}
+    (model_folder / "model/run.json").write_text(json.dumps({"recipe": recipe | {"test": [name]}}))
+    before = text.read_bytes()
+    assert f"is the same file as {text}" in refused(main, [model_folder / "model", "--hypotheses", text])
+    assert text.read_bytes() == before
+    (model_folder / "model/run.json").write_text(json.dumps({"recipe": recipe}))  # whose training text is held out
+    for text in (model_folder / "train.xx", model_folder / "train.yy"):
+        assert f"is the same file as {text}" in refused(main, [model_folder / "model", "--hypotheses", text])
+
+
 def test_a_damaged_record_of_the_run_is_named(model_folder, refused):
     (model_folder / "model/run.json").write_text('{"recipe": null}')
     assert "run.json: recipe is a NoneType; it must be an object" in refused(main, [model_folder / "model"], 3)

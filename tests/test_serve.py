@@ -17,12 +17,13 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import ENVIRONMENT, make_lively, wait_until
-from saved_model import ENGLISH, GERMAN, SIZES
+from saved_model import ENGLISH, GERMAN, SIZES, change_json
 from translation_server import LANGUAGES, ROOT, Address, Answer, command, in_thread, started
 
 from serving.__main__ import choose_languages
@@ -129,6 +130,23 @@ def test_a_query_string_or_a_form_may_have_several_texts(server, translator):
     assert server.request(f"/translate?{query}", b"").json == server.post(query.encode(), form).json == expected
 
 
+def test_forms_and_query_strings_are_text_in_utf_8_escaped_or_plain(server):
+    """`curl -d 'q=Größe'` escapes nothing; Latin-1 would be another text."""
+    fields, form = "source=en&target=de&q=", "application/x-www-form-urlencoded"
+    answers = [
+        server.post(f"{fields}42 €".encode(), form),
+        server.post(f"{fields}{urllib.parse.quote('42 €')}".encode(), f"{form}; charset=UTF-8"),
+        server.request(f"/translate?{fields}{urllib.parse.quote('42 €')}", b""),
+    ]
+    assert [answer.json for answer in answers] == [{"translatedText": "42 €"}] * 3
+    refused = [
+        server.post(f"{fields}42 ß".encode("latin-1"), form),
+        server.post(f"{fields}42 %DF".encode(), f"{form}; charset=iso-8859-1"),
+        server.request(f"/translate?{fields}42%DF", b""),
+    ]
+    assert [(answer.status, "send it as UTF-8" in answer.json["error"]) for answer in refused] == [(400, True)] * 3
+
+
 def test_alternatives_and_scores_are_those_of_the_translator(server, translator):
     found = translator.find_hypotheses(ENGLISH, num_return_sequences=3)
     answer = server.translate(ENGLISH, alternatives=2, scores=True).json
@@ -139,8 +157,9 @@ def test_alternatives_and_scores_are_those_of_the_translator(server, translator)
 
 
 def test_the_only_source_language_is_what_auto_means(server):
-    answer = server.translate(ENGLISH[0], source="auto").json
-    assert answer["detectedLanguage"] == {"language": "en", "confidence": 0}
+    for auto in ("auto", "AUTO"):
+        answer = server.translate(ENGLISH[0], source=auto).json
+        assert answer["detectedLanguage"] == {"language": "en", "confidence": 0}
 
 
 def test_the_languages_are_those_of_the_model(server):
@@ -162,6 +181,8 @@ PAGES = [
     "", "a", "<p>a</p", "<", "&amp", "<script>a<b</script>c", "<!-- a --><!doctype html>b", "AT&amp;T &lt;b&gt; \xa0",
     "<p translate='no'>a &lt; b<br><b>c</p>d", "</p>a", "<?php a ?>", "<![CDATA[a]]>b", "<![if IE]>a<![endif]>",
     "<![1]>a", "a<![x[b]]>", "<![CDATA[a", "<![cdata[a>b]]>", "<![", "a<script>b", "<style>a</s", "<pre>a&lt;",
+    "a < b > c", "</>a", "</ a>b", "<!-->a", "<!--a--!>b-->c", "<a b='>'>c", "<a b=\"c>d", "<a =>b",
+    "<xmp>&lt;<b></xmp>a",
 ]  # fmt: skip
 
 
@@ -171,6 +192,36 @@ def test_html_that_is_not_translated_keeps_its_meaning(page):
     joined = join_html(split_html(page))
     assert split_html(joined) == split_html(page)
     assert html.unescape(joined) == html.unescape(page)
+
+
+@pytest.mark.parametrize(
+    ("page", "texts"),
+    [
+        ("<svg><foreignObject>a</foreignObject></svg>", ["a"]),
+        ("<p translate = 'NO' translate=yes>a</p>b", ["b"]),
+        ("<ul><li translate=no>a<li>b</ul><p>c</p>", ["c"]),  # end tags are left out
+        ("<pre>a</b>c</pre>d", ["d"]),  # a stray one
+        ("<p title='>' translate=no>a</p foo='>'>b", ["b"]),
+        ("<a b=c/>d<code/>e", ["d", "e"]),
+        ("<script>'<p>a</p>'</SCRIPT\n>b<textarea>&lt;</textareas></textarea>c", ["b", "c"]),
+        ("<!--a--!>b<!-- > --->c<!-->d<!--e", ["b", "c", "d"]),
+        ("a <b &lt; c", ["a <b < c"]),
+    ],
+)
+def test_html_is_read_as_browsers_do_and_its_tags_are_copied_letter_by_letter(page, texts):
+    pieces = split_html(page)
+    assert [piece for piece, is_text in pieces if is_text] == texts
+    assert html.unescape(join_html(pieces)) == html.unescape(page)
+
+
+@pytest.mark.parametrize(
+    "part", ["<a ", "<a b='", "<a =", "<!--", "<![CDATA[", "<", "</a", "<a>", "<p><b></p>", "<xmp>"]
+)
+def test_no_html_takes_longer_than_its_length_deserves(part):
+    """Python's html.parser takes hours for some of these."""
+    begun = time.process_time()
+    split_html(part * (500_000 // len(part)))
+    assert time.process_time() - begun < 5
 
 
 def test_attention_has_a_row_for_each_token_of_the_translation(exported):
@@ -500,8 +551,26 @@ def test_a_batch_is_limited_and_in_the_order_of_arrival():
 
 
 def test_each_request_gets_as_many_hypotheses_as_it_asks_for():
-    results, batches = run_batches([(["a"], 1), (["b", "c"], 3)])
-    assert results == [echo(["a"], 1, False), echo(["b", "c"], 3, False)] and batches == [["a", "b", "c"]]
+    """In batches of their own: a search for more hypotheses may find a better one."""
+    results, batches = run_batches([(["a"], 1), (["b", "c"], 3), (["d"], 1)])
+    assert results == [echo(["a"], 1, False), echo(["b", "c"], 3, False), echo(["d"], 1, False)]
+    assert batches == [["a", "d"], ["b", "c"]]
+
+
+def test_a_translation_does_not_depend_on_the_alternatives_that_others_ask_for(exported, tmp_path):
+    """With early_stopping false, as in transformers' models, a search for more hypotheses goes on for longer."""
+    folder = shutil.copytree(exported / "onnx", tmp_path / "onnx")
+    change_json(folder / "generation_config.json", early_stopping=False, length_penalty=2.0)
+    translator = OnnxTranslator.from_pretrained(folder, device="cpu", threads=1)
+    words = " ".join(ENGLISH).split()
+    texts = [" ".join(words[start : start + 3]) for start in range(len(words) - 2)]
+    expected = translator.translate(texts)
+    assert expected != [best.text for best, *_ in translator.find_hypotheses(texts, num_return_sequences=4)]
+    with in_thread(translator) as (address, _), ThreadPoolExecutor(2) as pool:
+        for _ in range(5):
+            others = pool.submit(address.translate, texts, alternatives=3)
+            assert address.translate(texts).json["translatedText"] == expected
+            assert others.result().status == 200
 
 
 def test_batches_run_side_by_side_and_share_what_waits():
@@ -627,6 +696,13 @@ def test_a_key_is_required_if_the_server_has_one(translator):
         assert address.translate("a", api_key="secret").status == 200
         assert address.request("/metrics", Authorization="Bearer secret").status == 200
         assert address.request("/health").status == address.request("/languages").status == 200
+
+
+@pytest.mark.parametrize("key", ["", " ", "secret\n", "schlüssel"])
+def test_a_key_that_no_header_can_carry_is_refused(refused, exported, monkeypatch, key):
+    """An empty variable would open the server to all; with the line break of a file, no client would have the key."""
+    monkeypatch.setenv("VASWANI_API_KEY", key)
+    assert "the API key is empty, has characters" in refused(main, ["serve", exported / "onnx", *STATED])
 
 
 def test_pages_of_other_origins_read_no_answers_unless_they_are_allowed(server, translator):

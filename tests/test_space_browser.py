@@ -367,6 +367,18 @@ def test_a_missing_model_id_is_a_one_line_error(tmp_path: Path) -> None:
     assert re.fullmatch(r"error: MODEL_ID is not set; [^\n]*\n", done.stderr)
 
 
+@pytest.mark.parametrize(("named", "asked"), [("owner/chosen", "v1"), ("owner/other", "main")])
+def test_the_revision_of_a_space_is_one_of_its_own_model(tmp_path: Path, named: str, asked: str) -> None:
+    """MODEL_ID, a variable of the Space, may name another model than model.json, which has no such commit or tag."""
+    main(["space", "owner/chosen", f"{OWNER}/space", "--to-folder", str(tmp_path / "space"), "--revision", "v1"])
+    with HubServer() as hub:
+        variables = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1", "MODEL_ID": named}
+        command = [PYTHON, tmp_path / "space" / "app.py"]
+        done = subprocess.run(command, env=environment(**variables), cwd=tmp_path, capture_output=True, timeout=120)
+        assert done.returncode == 1  # there are no models
+        assert {path.split("/")[4] for _, path, _ in hub.log if f"{named}/resolve/" in path} == {asked}
+
+
 ASK_THE_APP = """
 import json, sys
 sys.path.insert(0, sys.argv[1])

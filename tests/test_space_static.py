@@ -6,6 +6,7 @@ import random
 import re
 import subprocess
 import sys
+from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from transformers import PreTrainedTokenizerFast
 from conversion.onnx.verify_text import EDGE_CASES
 from hub.__main__ import main
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.search_vaswani_transformer import SearchSettings
 from vaswani_transformer.sentences_vaswani_transformer import clean_text, source_limit
 from vaswani_transformer.tokenization import train_tokenizer
 
@@ -170,6 +172,11 @@ def test_the_service_worker_caches_every_file_of_the_page(tmp_path: Path, export
     [
         (lambda folder: (folder / "model.onnx").unlink(), "model.onnx: no such file"),
         (lambda folder: change_json(folder / "config.json", decoder_vocab_size=7), "two vocabularies"),
+        (lambda folder: (folder / "target_tokenizer").mkdir(), "two vocabularies"),  # of the same size
+        (
+            lambda folder: (folder / "export.json").write_text('{"graphs": {"model.onnx": "0"}}'),
+            "model.onnx is not the file that was exported",
+        ),
         (lambda folder: change_json(folder / "tokenizer.json", normalizer={"type": "NFC"}), "the normalizer NFC"),
         (lambda folder: change_json(folder / "tokenizer.json", pre_tokenizer={"type": "Metaspace"}), "Metaspace"),
         (
@@ -200,6 +207,33 @@ def test_an_unsuitable_model_is_refused_in_one_line(
 def test_a_wrong_option_is_refused(tmp_path: Path, exported: Path, packages: Path, option, value, message) -> None:
     done = assemble(exported, tmp_path / "page", packages, option, value)
     assert (done.returncode, done.stderr) == (2, f"error: {message}\n")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"max_length": 20},
+        {"max_length": 20, "extra_length": 7},
+        {"max_length": 20, "max_new_tokens": 7},
+        {"extra_length": 3, "max_new_tokens": 5},
+    ],
+)
+def test_the_page_limits_translations_as_in_python(
+    tmp_path: Path, exported: Path, packages: Path, settings: dict[str, int]
+) -> None:
+    (packages / "onnxruntime-web" / "dist" / RUNTIME[0]).write_text("export const env = {};")
+    (exported / "export.json").write_text(json.dumps({"graphs": {"model.onnx": sha256(b"graph").hexdigest()}}))
+    done = assemble(exported, tmp_path / "page", packages)
+    assert done.returncode == 0, done.stderr
+    program = f"""
+        import {{ Translator }} from '{(tmp_path / "page" / "translator.js").as_uri()}';
+        const page = new Translator({{ inputNames: [] }}, {{ symbols: new Map() }}, {{}}, {json.dumps(settings)}, {{}});
+        console.log(JSON.stringify([page.maxNewTokens, page.extraLength]));
+    """
+    expected = SearchSettings.from_generation_config(settings)
+    found = json.loads(node("--input-type=module", "--eval", program).stdout)
+    assert found == [expected.max_new_tokens or 0, expected.extra_length]
 
 
 def test_the_page_and_its_tests_use_the_same_onnxruntime_web() -> None:

@@ -58,3 +58,19 @@ def test_messages_are_translated_and_lost_placeholders_named(program, tmp_path, 
         line.startswith(f"{tmp_path / 'source.po'}:{before[3].linenum}: the translation lacks %s") for line in problems
     )
     assert "2 of 3 messages translated" in summary
+
+
+@pytest.mark.parametrize(
+    ("forms", "expected"),
+    [([""], [3]), (["", ""], [2, 3]), (["", "", ""], [2, 3, 3]), (["Von Hand.", ""], ["Von Hand.", 3])],
+)
+def test_each_form_of_a_plural_has_its_translation_or_keeps_it(program, tmp_path, forms, expected):
+    """Some languages have one form for all numbers, so that it cannot be the one for a single thing."""
+    catalogue = polib.POFile()
+    plural = dict(enumerate(forms))
+    catalogue.append(polib.POEntry(msgid=ENGLISH[2], msgid_plural=ENGLISH[3], msgstr_plural=plural))
+    translator = Translator.from_pretrained(saved_model(tmp_path / "model"))
+    assert program.translate_messages(translator, catalogue) == []
+    translations = translator.translate(ENGLISH)
+    wanted = [translations[text] if isinstance(text, int) else text for text in expected]
+    assert catalogue[0].msgstr_plural == dict(enumerate(wanted))

@@ -9,10 +9,11 @@ import gc
 import hashlib
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from itertools import chain, compress
@@ -187,12 +188,14 @@ def load_corpus(
         rules["target tokenizer"] = tokenizer_sha256(target_tokenizer)
     key = hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16]
     folder = cache / key
-    if folder.exists():
-        try:
-            return open_corpus(folder)
-        except BrokenFileError as error:
-            say(f"{error}; tokenising again")
-            remove(folder)
+    while folder.exists():
+        with open_folder(folder) as descriptor:
+            try:
+                return open_corpus(folder)
+            except BrokenFileError as error:
+                say(f"{error}; tokenising again")
+                if folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat()):
+                    remove(folder)  # and not the one that a run that shares the cache has put in its place
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as temporary:
@@ -205,6 +208,16 @@ def load_corpus(
         if not folder.exists():  # a run that shares the cache may have created it first
             raise
     return open_corpus(folder)
+
+
+@contextmanager
+def open_folder(folder: Path) -> Iterator[int]:
+    """Yield a descriptor of a folder; meanwhile no other folder gets its inode."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 @dataclass

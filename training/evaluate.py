@@ -87,7 +87,7 @@ def evaluate(
     if kinds is not None:
         text = replace(text, kinds=read_kinds(kinds, len(text.sources)))
     if hypotheses is not None:
-        refuse_same_file("--hypotheses", hypotheses, source, reference, kinds, record_to)
+        refuse_same_file("--hypotheses", hypotheses, *text.files, kinds, record_to)
     if hypotheses is not None and (hypotheses.is_dir() or not hypotheses.parent.is_dir()):
         raise InputError(f"--hypotheses {hypotheses}: give the name of a file in an existing folder")
     weights = "" if record_to is None else hash_weights(folder)
@@ -121,6 +121,7 @@ class EvaluationText:
     """Sources with their references, and the kind of each sentence if it is known.
 
     language: of the references; None for the one that the model's records name
+    files: of the text
     """
 
     name: str
@@ -129,6 +130,7 @@ class EvaluationText:
     references: list[str]
     kinds: list[str] | None = None
     language: str | None = None
+    files: tuple[Path, ...] = ()
 
 
 def read_text(
@@ -164,7 +166,9 @@ def read_recipe_text(recipe: "Recipe") -> EvaluationText:
     embedded = recipe.data == EMBEDDED
     kinds = [kind for name in names for kind, *_ in demo_corpus.load(name)] if embedded else None
     data = recipe.dataset or recipe.data or "."
-    return EvaluationText(" + ".join(names), Path(data).name, sources, references, kinds, recipe.target_language)
+    files = tuple(file for text in texts for file in text.files)
+    name, place, language = " + ".join(names), Path(data).name, recipe.target_language
+    return EvaluationText(name, place, sources, references, kinds, language, files)
 
 
 def read_text_files(source: Path, reference: Path) -> EvaluationText:
@@ -177,7 +181,8 @@ def read_text_files(source: Path, reference: Path) -> EvaluationText:
             raise InputError(f"{path} has no text; a score needs sentences and their translations")
     suffix = reference.name.removesuffix(".gz").rpartition(".")[2]  # test.de
     language = suffix if is_language(suffix) else None
-    return EvaluationText(source.stem, source.parent.name, sources, references, language=language)
+    name, place = source.stem, source.parent.name
+    return EvaluationText(name, place, sources, references, language=language, files=(source, reference))
 
 
 def read_kinds(path: Path, sentences: int) -> list[str]:

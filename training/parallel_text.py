@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby, islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -49,6 +49,7 @@ class ParallelText:
     name: str
     chunks: Callable[[], Iterator[PairChunk]]
     fingerprint: Callable[[], str]  # different for another text or direction
+    files: tuple[Path, ...] = ()  # the user's, which no output may replace
 
 
 class Format(NamedTuple):
@@ -109,7 +110,9 @@ def _part(text: ParallelText, held_out: bool) -> ParallelText:
                 return
 
     kind = "only" if held_out else "without"
-    return ParallelText(text.name, chunks, lambda: f"{text.fingerprint()} {kind} every {HELD_OUT_EVERY}th pair")
+    return replace(
+        text, chunks=chunks, fingerprint=lambda: f"{text.fingerprint()} {kind} every {HELD_OUT_EVERY}th pair"
+    )
 
 
 def _with_capitals(text: ParallelText, share: float, languages: tuple[str, str]) -> ParallelText:
@@ -183,7 +186,8 @@ def open_two_files(settings: TextSettings, name: str) -> ParallelText:
         if (others := _files_named(settings, name)) and not _files_named(settings, names[0]):
             raise InputError(f"{others[0]} is in no format that training reads by its name: {FILE_FORMATS}")
     source, target = (_existing(settings, each) for each in names)
-    return ParallelText(name, lambda: _read_two_files(source, target), lambda: files_sha256(source, target))
+    files = source, target
+    return ParallelText(name, lambda: _read_two_files(*files), lambda: files_sha256(*files), files)
 
 
 def _read_two_files(source: Path, target: Path) -> Iterator[PairChunk]:
@@ -219,7 +223,9 @@ def open_jsonl(settings: TextSettings, name: str) -> ParallelText:
                 columns[keys] = found
             yield number, *_pick_texts(list(record.values()), keys, columns[keys], settings.languages, place)
 
-    return ParallelText(name, lambda: _chunks(read_pairs()), lambda: f"{files_sha256(path)} {settings.languages}")
+    return ParallelText(
+        name, lambda: _chunks(read_pairs()), lambda: f"{files_sha256(path)} {settings.languages}", (path,)
+    )
 
 
 JSON_LINES = "write one object on each line; of an array: jq -c '.[]'"
@@ -281,6 +287,7 @@ def open_tmx(settings: TextSettings, name: str) -> ParallelText:
         name,
         lambda: _chunks(read_pairs()),
         lambda: f"{files_sha256(path)} {languages} {'with codes' if settings.keep_codes else ''}",
+        (path,),
     )
 
 
@@ -378,7 +385,7 @@ def _open_table(settings: TextSettings, name: str, path: Path, delimiter: str, q
             else:
                 yield number, *_pick_texts(cells, table.labels, table.columns, languages, place)
 
-    return ParallelText(name, lambda: _chunks(read_pairs()), lambda: f"{files_sha256(path)} {tuple(table)}")
+    return ParallelText(name, lambda: _chunks(read_pairs()), lambda: f"{files_sha256(path)} {tuple(table)}", (path,))
 
 
 def _rows(path: Path, delimiter: str, quoted: bool) -> Iterator[Row]:

@@ -6,6 +6,7 @@
 // Languages and examples come from the card, the model's README.md. --max-characters limits a line (100000).
 // Without --packages NODE_MODULES, npm installs the packages in a temporary folder, at the versions in package-lock.json.
 import { execFileSync } from "node:child_process";
+import { createHash } from "node:crypto";
 import { chmodSync, copyFileSync, existsSync, mkdirSync, mkdtempSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { basename, dirname, join, resolve } from "node:path";
 import { fileURLToPath, pathToFileURL } from "node:url";
@@ -30,8 +31,14 @@ async function assemble(exported, page, { packages, card, name, "max-characters"
   }
   const json = (name) => JSON.parse(readFileSync(join(exported, name), "utf-8"));
   const config = json("config.json");
-  if (config.decoder_vocab_size !== undefined && config.decoder_vocab_size !== config.vocab_size) {
+  const hasOtherSize = (config.decoder_vocab_size ?? config.vocab_size) !== config.vocab_size;
+  if (hasOtherSize || existsSync(join(exported, "target_tokenizer"))) {
     throw new InputError(`${exported}: the model has two vocabularies; the page has one shared tokenizer`);
+  }
+  const { graphs } = existsSync(join(exported, "export.json")) ? json("export.json") : {};
+  if (graphs && graphs["model.onnx"] !== sha256(join(exported, "model.onnx"))) {
+    const why = "is not the file that was exported with export.json (another sha256)";
+    throw new InputError(`${join(exported, "model.onnx")} ${why}; export the model again`);
   }
   try {
     new ByteLevelBPE(json("tokenizer.json"), json("tokenizer_config.json"));
@@ -87,6 +94,8 @@ async function readCard(card, packages) {
     examples: examples.filter((text) => typeof text === "string" && text.trim() !== "").slice(0, 3),
   };
 }
+
+const sha256 = (file) => createHash("sha256").update(readFileSync(file)).digest("hex");
 
 function installed(folder) {
   const project = join(folder, "npm");

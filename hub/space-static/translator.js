@@ -14,7 +14,10 @@ export class Translator {
     this.alpha = generationConfig.length_penalty ?? 1;
     this.lookahead = { never: NO_LIMIT, true: -1 }[generationConfig.early_stopping] ?? 0;
     this.extraLength = generationConfig.extra_length ?? 50;
-    this.maxNewTokens = generationConfig.max_new_tokens ?? 0;
+    // max_length counts the start token, and applies where no other limit is given.
+    const hasLimit = (generationConfig.extra_length ?? generationConfig.max_new_tokens) != null;
+    const longest = hasLimit ? null : generationConfig.max_length;
+    this.maxNewTokens = generationConfig.max_new_tokens ?? (longest == null ? 0 : longest - 1);
     this.minNewTokens = generationConfig.min_new_tokens ?? 0;
     this.ngramSize = generationConfig.no_repeat_ngram_size ?? 0;
     this.repetitionPenalty = generationConfig.repetition_penalty ?? 1;

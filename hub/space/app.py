@@ -31,7 +31,8 @@ from transformers.utils.hub import cached_file
 HERE = Path(__file__).parent
 CHOSEN = json.loads((HERE / "model.json").read_text(encoding="utf-8")) if (HERE / "model.json").is_file() else {}
 MODEL_ID = os.environ.get("MODEL_ID") or CHOSEN.get("id")
-REVISION = os.environ.get("MODEL_REVISION") or CHOSEN.get("revision")  # a commit or tag; None: the newest
+# A commit or tag, None: the newest. That of model.json is one of its own model.
+REVISION = os.environ.get("MODEL_REVISION") or (CHOSEN.get("revision") if MODEL_ID == CHOSEN.get("id") else None)
 MAX_CHARACTERS = os.environ.get("MAX_CHARACTERS", "5000")  # per text; a Space translates about 100 a second
 if not MODEL_ID:
     sys.exit("error: MODEL_ID is not set; name a model on the Hub, as in MODEL_ID=owner/name (Settings, Variables)")
