@@ -177,7 +177,7 @@ def export_checkpoint(path: Path, out: Path, name: str) -> None:
         notes = WRITERS[name](folder, new, options) or []
         options.reasons.raise_if_any()  # the folder is deleted
         forced = folder.model.generation_config.forced_bos_token_id
-        if forced is not None and name != "hf-marian":
+        if forced is not None and not name.startswith("hf-"):  # transformers has the same setting
             token = repr(folder.tokens()[1][forced]) if folder.has_tokenizer() else "token"
             notes = [*notes, f"Translations begin with {token} (id {forced}), which {name} must be given as a prefix."]
         if folder.toolkit == name and folder.originals.is_dir():  # the vocabularies, byte for byte

@@ -11,6 +11,7 @@ from conftest import padded, randomise
 from golden import converted, golden, refusal, train_sentencepiece
 from saved_model import ENGLISH, GERMAN
 from transformers import (
+    AutoTokenizer,
     BlenderbotConfig,
     BlenderbotForConditionalGeneration,
     M2M100Config,
@@ -73,9 +74,24 @@ def test_logits_equal_those_of_transformers(kind: str, changes: dict, tmp_path: 
         ours = load_model(tmp_path / "ours", device="cpu")(**batch).logits
     assert theirs.std() > 0.3
     assert (ours[..., : theirs.shape[-1]] - theirs).abs().max() <= 1e-5
+    if model.config.scale_embedding:
+        written_back(tmp_path / "ours", model)
     notes = (tmp_path / "ours" / "CONVERSION.md").read_text()
     assert "There is no tokenizer: there is no tokenizer.json; save it with AutoTokenizer" in notes
     assert ("The model has many languages, whose tokens are unknown" in notes) == (kind == "m2m_100")
+
+
+def written_back(ours: Path, theirs: Any) -> Path:
+    """Convert a folder back and compare with transformers' model bit by bit; return the folder."""
+    back = ours.parent / "back"
+    main([str(ours), str(back), "--to", "hf-prenorm"])
+    loaded, report = type(theirs).from_pretrained(back, local_files_only=True, output_loading_info=True)
+    assert not any(name for name in report["missing_keys"] if "embed_positions" not in name)
+    assert not report["unexpected_keys"] and not report["mismatched_keys"]
+    used = {name: tensor for name, tensor in loaded.state_dict().items() if name != "model.shared.weight"}
+    expected = theirs.state_dict()  # without tied embeddings, the shared one is nobody's
+    assert len(used) == len(expected) - 1 and all(torch.equal(tensor, expected[name]) for name, tensor in used.items())
+    return back
 
 
 def test_each_class_is_known_to_commands_that_take_a_repository():
@@ -152,6 +168,9 @@ def test_multilingual_models_translate_as_in_transformers(which: str, tmp_path: 
         assert hypothesis.tokens == expected and expected[0] == forced
         words = [id for id in expected[1:] if "_" not in tokenizer.convert_ids_to_tokens(id)]  # no language
         assert hypothesis.text == tokenizer.decode(words, skip_special_tokens=True)
+    back = written_back(tmp_path / "ours", model)
+    loaded = AutoTokenizer.from_pretrained(back, local_files_only=True)
+    assert loaded(ENGLISH)["input_ids"] == [tokenizer(text)["input_ids"] for text in ENGLISH]
     for text in ("deu_Latn a", "__fr__ b", "</s> c", "日 x"):  # a language's token or </s> in a text is text
         ids = translator.tokenizer(text)["input_ids"]
         assert [ids[0], ids[-1]] == tokenizer("a")["input_ids"][:: len(tokenizer("a")["input_ids"]) - 1]
