@@ -477,7 +477,11 @@ def test_trained_sinusoids_become_a_learned_table(tmp_path: Path, copy_of):
         ("hf-marian", ["vocab.json"], "vocab.json is missing"),
         ("fairseq", ["dict.src.txt", "dict.tgt.txt"], "without dict.src.txt and dict.tgt.txt"),
         ("marian", ["vocab.yml"], "without vocab.yml. Ids are"),
-        ("marian", ["model.npz.decoder.yml"], "without model.npz.decoder.yml, which names vocabularies. Ids"),
+        (
+            "marian",
+            ["model.npz.decoder.yml"],
+            "without model.npz.decoder.yml, which names vocabularies (vocabs: [vocab.en.yml, vocab.de.yml]). Ids",
+        ),
         ("tensor2tensor", ["vocab.translate_toy_shared.64.subwords"], "no vocab.*.subwords has the right size"),
     ],
 )
