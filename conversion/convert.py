@@ -246,7 +246,7 @@ def find_names(content: Any) -> list[str]:
 
 def refuse_other_models(folder: Path) -> None:
     """Raise InputError for a folder with a model of a known other architecture."""
-    file = next(folder.glob("*.intgemm*.bin"), None)
+    file = next(folder.glob("*.intgemm*.bin*"), None)
     if file is not None:
         raise InputError(
             f"{file} cannot be converted: it is a quantised student of Bergamot or Firefox, whose decoder is an SSRU, "

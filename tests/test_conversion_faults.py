@@ -641,8 +641,10 @@ def test_students_of_bergamot_are_refused_by_name(tmp_path: Path, refused):
     change_marians_options(theirs / "model.npz", lambda options: options | {"transformer-decoder-autoreg": "rnn"})
     message = refusal(refused, theirs, tmp_path / "out")
     assert "its decoder is an SSRU, as in students of Bergamot and Firefox" in message
-    (theirs / "model.npz").rename(theirs / "model.intgemm.alphas.bin")
-    assert "student of Bergamot or Firefox, whose decoder is an SSRU" in refusal(refused, theirs, tmp_path / "out")
+    file = theirs / "model.npz"
+    for name in ("model.intgemm.alphas.bin", "model.deen.intgemm8.bin.gz"):  # as downloaded
+        file = file.rename(theirs / name)
+        assert "student of Bergamot or Firefox, whose decoder is an SSRU" in refusal(refused, theirs, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -661,6 +663,16 @@ def test_other_models_of_opennmt_py_are_refused_by_name(changes: dict, words: st
     options = vars(load_checkpoint(file)["opt"]) | changes
     change_pickle(file, {"opt": argparse.Namespace(**options)})
     assert f"cannot be converted: {words}" in refusal(refused, file, tmp_path / "out")
+
+
+def test_features_of_opennmt_py_are_refused_by_name(tmp_path: Path, refused, copy_of):
+    file = copy_of("opennmt-py") / "model_release.pt"
+    content = load_checkpoint(file)
+    vars(content["opt"]).pop("n_src_feats")
+    luts = "encoder.embeddings.make_embedding.emb_luts"
+    model = content["model"] | {f"{luts}.1.weight": torch.ones(4, 8)}
+    change_pickle(file, {"opt": content["opt"], "model": model})
+    assert "cannot be converted: its source tokens have features, such" in refusal(refused, file, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
