@@ -13,7 +13,7 @@ from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import one_line
 from vaswani_transformer.files import CONVERSION_NOTES
-from vaswani_transformer.model_folder import CONVERSION_RECORD, ORIGINALS
+from vaswani_transformer.model_folder import CONVERSION_RECORD, NEVER, ORIGINALS
 from vaswani_transformer.search_vaswani_transformer import SearchSettings
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
@@ -24,9 +24,6 @@ from .rename import rename_to_ours
 from .toolkit import Description
 from .vocabulary import Vocabulary
 
-# The logit of a token that the toolkit does not have: its probability is 0 in float32, but a label-smoothed loss
-# stays finite in every precision.
-NEVER = -100.0
 # The matrices with a row for each token, and the side of their vocabulary.
 SIDE = {SOURCE: "source", TARGET: "target", OUTPUT: "target"}
 

@@ -19,6 +19,7 @@ from vaswani_transformer.errors import (
     out_of_memory,
 )
 from vaswani_transformer.files import check_readable
+from vaswani_transformer.languages_vaswani_transformer import find_language
 from vaswani_transformer.loading import load_model
 from vaswani_transformer.model_folder import CONVERTIBLE_TYPES, MODEL_TYPE, enumerate_names
 from vaswani_transformer.search_vaswani_transformer import REPETITION
@@ -110,7 +111,7 @@ def fix_languages(description: Description, file: Path, source: str | None, targ
     """Set the languages of a model that has their tokens at fixed places; return the setting of the search for them.
 
     file: the checkpoint, for errors
-    source, target: as the vocabulary names them
+    source, target: any code or name of theirs, see `find_language`
     Raises InputError if one is missing or unknown, or if the model has no such tokens.
     """
     in_source, known = description.in_source, description.vocabulary.languages
@@ -126,9 +127,13 @@ def fix_languages(description: Description, file: Path, source: str | None, targ
         return {}
     needed = ("--source-language", "--target-language") if in_source == "source" else ("--target-language",)
     for option, value in given.items():
-        if (value is not None or option in needed) and value not in known:
+        position = find_language([*known], value) if value else None
+        if position is not None:
+            given[option] = [*known][position]
+        elif value is not None or option in needed:
             what = f"has no language {value!r}" if value else "has many languages, and a converted model has one pair"
             raise InputError(f"{file} {what}; convert it with {option}: {', '.join(known)}")
+    source, target = given.values()
     tokens = {"source": known.get(source or ""), "target": known[str(target)], "": None}
     description.vocabulary.set_languages(tokens[in_source], tokens["target"])
     description.kept |= {"source_lang": source, "target_lang": target}  # as `languages.read_languages` reads them
@@ -172,7 +177,7 @@ def export_checkpoint(path: Path, out: Path, name: str) -> None:
         notes = WRITERS[name](folder, new, options) or []
         options.reasons.raise_if_any()  # the folder is deleted
         forced = folder.model.generation_config.forced_bos_token_id
-        if forced is not None and name != "hf-marian":
+        if forced is not None and not name.startswith("hf-"):  # transformers has the same setting
             token = repr(folder.tokens()[1][forced]) if folder.has_tokenizer() else "token"
             notes = [*notes, f"Translations begin with {token} (id {forced}), which {name} must be given as a prefix."]
         if folder.toolkit == name and folder.originals.is_dir():  # the vocabularies, byte for byte
@@ -241,7 +246,7 @@ def find_names(content: Any) -> list[str]:
 
 def refuse_other_models(folder: Path) -> None:
     """Raise InputError for a folder with a model of a known other architecture."""
-    file = next(folder.glob("*.intgemm*.bin"), None)
+    file = next(folder.glob("*.intgemm*.bin*"), None)
     if file is not None:
         raise InputError(
             f"{file} cannot be converted: it is a quantised student of Bergamot or Firefox, whose decoder is an SSRU, "

@@ -15,7 +15,8 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from vaswani_transformer import VaswaniTransformerConfig, __version__
 from vaswani_transformer.attention_maps import attention_maps
-from vaswani_transformer.languages import find_language, name_languages, split_code
+from vaswani_transformer.languages import name_languages
+from vaswani_transformer.languages_vaswani_transformer import find_language, split_code
 from vaswani_transformer.model_folder import CODE_FILES, ONNX
 from vaswani_transformer.onnx_translator import graph_inputs, onnx_file_name
 from vaswani_transformer.pictures import attention_figure
@@ -133,15 +134,19 @@ def card_data(
     repo_id: str, provenance: Provenance, files: Files, example: str | None, translation: str | None
 ) -> ModelCardData:
     """Return the metadata that the Hub reads."""
-    # The Hub takes codes of ISO 639: without the script of eng_Latn or the country of de_DE.
+    # The Hub takes codes of ISO 639: without the script of eng_Latn or the country of de_DE. Where only these tell
+    # languages apart, zho_Hans and zho_Hant, they are in the field that NLLB's cards have for them.
     source, targets = provenance.source, provenance.targets
-    codes = dict.fromkeys(split_code(code)[0] for code in ([source, *targets] if source and targets else []))
+    details = [source, *targets] if source and targets else []
+    codes = dict.fromkeys(split_code(code)[0] for code in details)
+    is_ambiguous = len(codes) < len({*details})
     codes = [code for code in codes if re.fullmatch(r"[a-z]{2,3}", code)]
     dataset, scores = provenance.dataset, provenance.scores
     onnx = ["onnx"] if any(name.endswith(".onnx") for name in files) else []
     results = [result for row in provenance.results for result in eval_results(row, scores)]
     return ModelCardData(
         language=codes or None,
+        language_details=details if is_ambiguous else None,
         license=provenance.stated.get("license"),
         base_model=provenance.stated.get("base_model"),
         library_name="transformers",

@@ -13,7 +13,8 @@ from vaswani_transformer.cli import Precision, load_translator
 from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.hub_files import download, is_repository
-from vaswani_transformer.languages import find_language, read_languages, shorten_codes
+from vaswani_transformer.languages import read_languages, shorten_codes
+from vaswani_transformer.languages_vaswani_transformer import NAMES, find_language, split_code
 from vaswani_transformer.model_argument import find_model_and_backend
 from vaswani_transformer.model_folder import CARD
 from vaswani_transformer.options import Backend, Device, Dtype, LengthPenalty, Model, NumBeams, Revision
@@ -77,8 +78,8 @@ def serve(
         application = create_app(translator, source, targets, limits, settings, api_key, allow_origin or ())
         server = create_server(application, most_bytes(max_characters))
         name = f"[{host}]" if ":" in host else host
-        pair = [", ".join(shorten_codes(codes)) for codes in ([source], targets)]
-        typer.echo(f"{' to '.join(pair)}: {translator!r}", err=True)
+        shown, *others = shorten_codes([source, *targets])
+        typer.echo(f"{shown} to {', '.join(others)}: {translator!r}", err=True)
         typer.echo(f"http://{name}:{listener.getsockname()[1]}  (/docs describes the API; Ctrl-C ends)", err=True)
         collect_rarely()
         server.run(sockets=[listener])
@@ -136,8 +137,11 @@ def choose_languages(
     model: its name, for errors
     """
     known_source, known_target = recorded or (None, None)
-    source, target = source or known_source, target or (None if translator.languages.are_needed else known_target)
-    targets = translator.languages.names if translator.languages.are_needed else [target] if target else []
+    is_multilingual = translator.languages.are_needed
+    warn_of_other_language(model, "source", source, known_source)
+    warn_of_other_language(model, "target", None if is_multilingual else target, known_target)
+    source, target = source or known_source, target or (None if is_multilingual else known_target)
+    targets = translator.languages.names if is_multilingual else [target] if target else []
     if target and (position := find_language(targets, target)) is not None:
         targets = [targets[position]]
     elif target:
@@ -146,6 +150,19 @@ def choose_languages(
     if source is None or missing:
         raise InputError(f"{model} does not record its languages; give {' and '.join(missing)}")
     return source, targets
+
+
+def warn_of_other_language(model: str, side: str, given: str | None, recorded: str | None) -> None:
+    """Warn if a language is given that the files of the model contradict: it is a name, and the model stays the same.
+
+    The files may be wrong, as a recipe that left out its languages. They may name a family, such as mul or gem.
+    """
+    if given and recorded and split_code(recorded)[0] in NAMES and split_code(given)[0] != split_code(recorded)[0]:
+        typer.echo(
+            f"warning: --{side}-language {given} changes only the name of the {side} language, which is {recorded!r} "
+            f"in the files of {model}; leave it out unless they are wrong",
+            err=True,
+        )
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -8,7 +8,8 @@ from fastapi import HTTPException
 
 from vaswani_transformer.errors import InputError, escape_controls, one_line
 from vaswani_transformer.exit import print_error
-from vaswani_transformer.languages import find_language, name_languages, shorten_codes
+from vaswani_transformer.languages import name_languages, shorten_codes
+from vaswani_transformer.languages_vaswani_transformer import find_language
 from vaswani_transformer.search_vaswani_transformer import SearchSettings
 from vaswani_transformer.translator import Hypothesis, NotFiniteError, Translator, as_texts
 
@@ -55,7 +56,7 @@ class Service:
         return self.translator.find_hypotheses(texts, one_thread=one_thread, **search)
 
     def list_languages(self) -> list[Answer]:
-        (source,), targets = shorten_codes([self.source]), shorten_codes(self.targets)
+        source, *targets = shorten_codes([self.source, *self.targets])
         names = dict(zip([source, *targets], name_languages([self.source, *self.targets]), strict=True))
         return [{"code": code, "name": name, "targets": targets * (code == source)} for code, name in names.items()]
 

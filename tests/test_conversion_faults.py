@@ -477,7 +477,11 @@ def test_trained_sinusoids_become_a_learned_table(tmp_path: Path, copy_of):
         ("hf-marian", ["vocab.json"], "vocab.json is missing"),
         ("fairseq", ["dict.src.txt", "dict.tgt.txt"], "without dict.src.txt and dict.tgt.txt"),
         ("marian", ["vocab.yml"], "without vocab.yml. Ids are"),
-        ("marian", ["model.npz.decoder.yml"], "without model.npz.decoder.yml, which names vocabularies. Ids"),
+        (
+            "marian",
+            ["model.npz.decoder.yml"],
+            "without model.npz.decoder.yml, which names vocabularies (vocabs: [vocab.en.yml, vocab.de.yml]). Ids",
+        ),
         ("tensor2tensor", ["vocab.translate_toy_shared.64.subwords"], "no vocab.*.subwords has the right size"),
     ],
 )
@@ -637,8 +641,10 @@ def test_students_of_bergamot_are_refused_by_name(tmp_path: Path, refused):
     change_marians_options(theirs / "model.npz", lambda options: options | {"transformer-decoder-autoreg": "rnn"})
     message = refusal(refused, theirs, tmp_path / "out")
     assert "its decoder is an SSRU, as in students of Bergamot and Firefox" in message
-    (theirs / "model.npz").rename(theirs / "model.intgemm.alphas.bin")
-    assert "student of Bergamot or Firefox, whose decoder is an SSRU" in refusal(refused, theirs, tmp_path / "out")
+    file = theirs / "model.npz"
+    for name in ("model.intgemm.alphas.bin", "model.deen.intgemm8.bin.gz"):  # as downloaded
+        file = file.rename(theirs / name)
+        assert "student of Bergamot or Firefox, whose decoder is an SSRU" in refusal(refused, theirs, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -657,6 +663,16 @@ def test_other_models_of_opennmt_py_are_refused_by_name(changes: dict, words: st
     options = vars(load_checkpoint(file)["opt"]) | changes
     change_pickle(file, {"opt": argparse.Namespace(**options)})
     assert f"cannot be converted: {words}" in refusal(refused, file, tmp_path / "out")
+
+
+def test_features_of_opennmt_py_are_refused_by_name(tmp_path: Path, refused, copy_of):
+    file = copy_of("opennmt-py") / "model_release.pt"
+    content = load_checkpoint(file)
+    vars(content["opt"]).pop("n_src_feats")
+    luts = "encoder.embeddings.make_embedding.emb_luts"
+    model = content["model"] | {f"{luts}.1.weight": torch.ones(4, 8)}
+    change_pickle(file, {"opt": content["opt"], "model": model})
+    assert "cannot be converted: its source tokens have features, such" in refusal(refused, file, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from conftest import padded, randomise
 from golden import converted, golden, refusal, train_sentencepiece
 from saved_model import ENGLISH, GERMAN
 from transformers import (
+    AutoTokenizer,
     BlenderbotConfig,
     BlenderbotForConditionalGeneration,
     M2M100Config,
@@ -73,9 +74,24 @@ def test_logits_equal_those_of_transformers(kind: str, changes: dict, tmp_path: 
         ours = load_model(tmp_path / "ours", device="cpu")(**batch).logits
     assert theirs.std() > 0.3
     assert (ours[..., : theirs.shape[-1]] - theirs).abs().max() <= 1e-5
+    if model.config.scale_embedding:
+        written_back(tmp_path / "ours", model)
     notes = (tmp_path / "ours" / "CONVERSION.md").read_text()
     assert "There is no tokenizer: there is no tokenizer.json; save it with AutoTokenizer" in notes
     assert ("The model has many languages, whose tokens are unknown" in notes) == (kind == "m2m_100")
+
+
+def written_back(ours: Path, theirs: Any) -> Path:
+    """Convert a folder back and compare with transformers' model bit by bit; return the folder."""
+    back = ours.parent / "back"
+    main([str(ours), str(back), "--to", "hf-prenorm"])
+    loaded, report = type(theirs).from_pretrained(back, local_files_only=True, output_loading_info=True)
+    assert not any(name for name in report["missing_keys"] if "embed_positions" not in name)
+    assert not report["unexpected_keys"] and not report["mismatched_keys"]
+    used = {name: tensor for name, tensor in loaded.state_dict().items() if name != "model.shared.weight"}
+    expected = theirs.state_dict()  # without tied embeddings, the shared one is nobody's
+    assert len(used) == len(expected) - 1 and all(torch.equal(tensor, expected[name]) for name, tensor in used.items())
+    return back
 
 
 def test_each_class_is_known_to_commands_that_take_a_repository():
@@ -134,7 +150,8 @@ def test_multilingual_models_translate_as_in_transformers(which: str, tmp_path: 
     model = random_model("m2m_100", vocab_size=rows, max_position_embeddings=200)
     model.save_pretrained(theirs)
     tokenizer.save_pretrained(theirs)
-    main([str(theirs), str(tmp_path / "ours"), "--source-language", source, "--target-language", target])
+    codes = ["en", "German"] if which == "nllb" else ["deu", "fr"]
+    main([str(theirs), str(tmp_path / "ours"), "--source-language", codes[0], "--target-language", codes[1]])
     translator = Translator.from_pretrained(tmp_path / "ours", device="cpu")
     assert translator.languages.tokens == []
     assert read_languages(tmp_path / "ours") == (source, target)  # for cards and servers
@@ -151,6 +168,9 @@ def test_multilingual_models_translate_as_in_transformers(which: str, tmp_path: 
         assert hypothesis.tokens == expected and expected[0] == forced
         words = [id for id in expected[1:] if "_" not in tokenizer.convert_ids_to_tokens(id)]  # no language
         assert hypothesis.text == tokenizer.decode(words, skip_special_tokens=True)
+    back = written_back(tmp_path / "ours", model)
+    loaded = AutoTokenizer.from_pretrained(back, local_files_only=True)
+    assert loaded(ENGLISH)["input_ids"] == [tokenizer(text)["input_ids"] for text in ENGLISH]
     for text in ("deu_Latn a", "__fr__ b", "</s> c", "日 x"):  # a language's token or </s> in a text is text
         ids = translator.tokenizer(text)["input_ids"]
         assert [ids[0], ids[-1]] == tokenizer("a")["input_ids"][:: len(tokenizer("a")["input_ids"]) - 1]
@@ -212,7 +232,7 @@ def test_the_languages_must_be_chosen(tmp_path: Path, refused, capsys):
     for given, said in [
         ([], "many languages, and a converted model has one pair; convert it with --source-language: ace_Arab, "),
         (["--source-language", "eng_Latn"], "has one pair; convert it with --target-language: ace_Arab"),
-        (["--source-language", "en"], "has no language 'en'; convert it with --source-language: ace_Arab"),
+        (["--source-language", "xx"], "has no language 'xx'; convert it with --source-language: ace_Arab"),
     ]:
         assert said in refusal(refused, tmp_path / "theirs", tmp_path / "ours", *given)
     random_model("pegasus").save_pretrained(tmp_path / "pegasus")
@@ -290,6 +310,6 @@ def test_a_source_language_is_checked_though_no_token_names_it(tmp_path: Path, r
     checkpoint = load_checkpoint(golden("fairseq-languages") / "checkpoint_best.pt")
     vars(checkpoint["cfg"]["model"]).update({"encoder_langtok": "tgt", "decoder_langtok": True})
     torch.save(checkpoint, theirs / "checkpoint_best.pt")
-    given = ["--source-language", "english", "--target-language", "fr"]
+    given = ["--source-language", "klingon", "--target-language", "fr"]
     message = refusal(refused, theirs, tmp_path / "ours", *given)
-    assert "has no language 'english'; convert it with --source-language: de, en, fr" in message
+    assert "has no language 'klingon'; convert it with --source-language: de, en, fr" in message

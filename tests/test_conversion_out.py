@@ -37,8 +37,8 @@ def written(to: str, checkpoint: Golden, tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-# fairseq's stale copies, OpenNMT-py's tables of positions (5000 rows).
-NOT_WEIGHTS = ("_weight", "_bias", "version", "_float_tensor", "pe.pe")
+# fairseq's stale copies, OpenNMT-py's tables of positions (5000 rows), Pegasus's, which its class computes.
+NOT_WEIGHTS = ("_weight", "_bias", "version", "_float_tensor", "pe.pe", "embed_positions.weight")
 
 
 ROUND_TRIPS = [
@@ -47,6 +47,7 @@ ROUND_TRIPS = [
     ("marian-spm", "marian", "model.npz"),
     ("marian-prenorm", "marian", "model.npz"),
     ("hf-marian", "hf-marian", "model.safetensors"),
+    ("hf-prenorm", "hf-prenorm", "model.safetensors"),
     ("opennmt-py", "opennmt-py", "model_release.pt"),
 ]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import one_fast_in
-from golden import converted, golden, opus_folder, train_sentencepiece
+from golden import Golden, converted, golden, opus_folder, train_sentencepiece
 from safetensors.torch import load_file
 from saved_model import ENGLISH, GERMAN
 from tokenizers import Tokenizer
@@ -443,6 +443,17 @@ def test_hf_marian_finds_its_unknown_token(tmp_path: Path):
     (tmp_path / "vocab.json").write_text(json.dumps({"</s>": 0, "a": 1, "<unk>": 2, "<pad>": 3}))
     vocabulary = hugging_face.read_marian_vocabulary(tmp_path, {"eos_token_id": 0, "pad_token_id": 3}, [4, 4])
     assert (vocabulary.unknown, vocabulary.pad_id, vocabulary.start_id) == (2, 3, 3)
+
+
+def test_a_checkpoint_of_marians_training_has_the_vocabularies_of_its_run(tmp_path: Path):
+    """Marian writes a .decoder.yml beside model.npz, but none beside model.iter5000.npz."""
+    theirs = Path(shutil.copytree(golden("marian-prenorm"), tmp_path / "theirs"))
+    shutil.copyfile(theirs / "model.npz", theirs / "model.iter5000.npz")
+    main([str(theirs / "model.iter5000.npz"), str(tmp_path / "ours")])
+    ours, expected = Golden(theirs, tmp_path / "ours"), converted("marian-prenorm")
+    for side, texts in zip(SIDES, ours.texts, strict=True):
+        assert ours.tokenizer(side)(texts)["input_ids"] == expected.tokenizer(side)(texts)["input_ids"]
+    assert ours.model.generation_config.num_beams == expected.model.generation_config.num_beams == 12
 
 
 def make_opus_archive(folder: Path, theirs: str, pieces: Sequence[str]) -> Path:

@@ -11,9 +11,10 @@ import yaml
 from conftest import write_lines
 from golden import Golden, converted, golden, opus_folder
 from safetensors.torch import load_file
-from saved_model import change_json
+from saved_model import ENGLISH, GERMAN, change_json
+from test_conversion_multilingual import m2m100_tokenizer, nllb_tokenizer, random_model
 from training_child import TrainingProcess
-from transformers import MarianMTModel, MarianTokenizer
+from transformers import AutoTokenizer, M2M100ForConditionalGeneration, MarianMTModel, MarianTokenizer
 
 from conversion.__main__ import main
 from training.average import main as average
@@ -117,6 +118,40 @@ def test_a_fine_tuned_model_of_opus_mt_returns_to_plain_transformers(two_vocabul
                 log_probabilities = marian(**batch, labels=torch.tensor([expected])).logits.log_softmax(-1)[0]
                 chosen = log_probabilities.gather(-1, torch.tensor(expected)[:, None])
                 assert best.score > chosen.sum().item() + 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["m2m100", "nllb"])
+def test_a_fine_tuned_m2m100_or_nllb_returns_to_plain_transformers(kind: str, tmp_path: Path):
+    """Its tokenizer then puts the converted pair's language in front of sources, not the one that it had before."""
+    theirs, back = tmp_path / "theirs", tmp_path / "back"
+    tokenizer = nllb_tokenizer(theirs) if kind == "nllb" else m2m100_tokenizer(theirs, "bpe")
+    source, target = ("deu_Latn", "eng_Latn") if kind == "nllb" else ("fr", "de")  # the tokenizer has the reverse
+    rows = len(tokenizer) if kind == "nllb" else max(tokenizer.lang_code_to_id.values()) + 9
+    model = random_model("m2m_100", vocab_size=rows, max_position_embeddings=200)
+    model.save_pretrained(theirs)
+    tokenizer.save_pretrained(theirs)
+    pairs = [f"{german}\t{english}" for german, english in zip(GERMAN, ENGLISH, strict=False)]
+    write_lines(theirs / "inputs.txt", pairs)
+    main([str(theirs), str(tmp_path / "ours"), "--source-language", source, "--target-language", target])
+    keys = {"learning_rate": 1e-3, "max_steps": 5, "validate_every": None, "validation": []}
+    tuned = fine_tuned(Golden(theirs, tmp_path / "ours"), tmp_path, **keys)
+    main([str(tuned), str(back), "--to", "hf-prenorm"])
+
+    before, after = (load_file(folder / "model.safetensors") for folder in (theirs, back))
+    assert before.keys() == after.keys()
+    assert len([name for name in before if not torch.equal(before[name], after[name])]) > len(before) // 2
+    plain: Any = M2M100ForConditionalGeneration.from_pretrained(back, local_files_only=True).eval()
+    loaded: Any = AutoTokenizer.from_pretrained(back, local_files_only=True)
+    assert loaded.src_lang == source
+    translator = Translator.from_pretrained(tuned, device="cpu")
+    for text in GERMAN:
+        batch = loaded(text, return_tensors="pt")
+        expected = plain.generate(**batch, num_beams=1, max_new_tokens=12)[0, 1:].tolist()
+        ((best,),) = translator.find_hypotheses(text, num_beams=1, max_new_tokens=12, split_sentences=False)
+        assert best.tokens == expected and expected[0] == loaded.convert_tokens_to_ids(
+            target if kind == "nllb" else f"__{target}__"
+        )
 
 
 def test_the_average_of_a_converted_model_keeps_its_languages_and_the_way_back(tmp_path: Path):

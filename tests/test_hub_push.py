@@ -45,7 +45,7 @@ FILES = {
     "README.md", "config.json", "generation_config.json", "model.safetensors",
     "tokenizer.json", "tokenizer_config.json",
     "configuration_vaswani_transformer.py", "modeling_vaswani_transformer.py", "pipeline_vaswani_transformer.py",
-    "search_vaswani_transformer.py", "sentences_vaswani_transformer.py",
+    "languages_vaswani_transformer.py", "search_vaswani_transformer.py", "sentences_vaswani_transformer.py",
 }  # fmt: skip
 ROW = {
     "date": "2026-11-21", "commit": "abc1234", "command": COMMAND, "hardware": "2 cores of a test",
@@ -197,7 +197,7 @@ def test_other_files_of_the_folder_are_not_published(trained, hub, capsys):
     push(trained, REPO)
     output = capsys.readouterr().out
     assert "not published: checkpoints/, manifest.json, metrics.jsonl, run.json, training_args.bin" in output
-    assert f"{REPO}, revision main, would be created, public: one commit with 11 of 11 files" in output
+    assert f"{REPO}, revision main, would be created, public: one commit with 12 of 12 files" in output
     assert "dry run: nothing was uploaded; add --yes to push" in output
     assert not hub.repos and {method for method, _, _ in hub.log} == {"GET"}
     assert set(re.findall(r"^new +[\d,]+  (.*)$", output, re.MULTILINE)) == FILES
@@ -953,6 +953,19 @@ def test_the_card_of_a_multilingual_model_names_the_chosen_languages(folder):
     assert card.data.widget[0]["text"] == "Do they come from Germany?"
 
 
+def test_the_card_keeps_languages_that_differ_in_their_script(folder):
+    """The Hub takes only zh for both."""
+    options = {"source_lang": "zho_Hans", "target_lang": "zho_Hant"}
+    record = {"toolkit": "hf-prenorm", "file": "config.json", "options": options}
+    (folder / "conversion.json").write_text(json.dumps(record))
+    out = written(folder)
+    card: Any = card_of(out)
+    assert "Translates Chinese (Hans) to Chinese (Hant), converted" in card.text
+    assert card.data.language == ["zh"] and card.data.language_details == ["zho_Hans", "zho_Hant"]
+    (out / "conversion.json").unlink(missing_ok=True)
+    assert read_languages(out) == ("zho_Hans", "zho_Hant")
+
+
 def test_the_card_of_a_model_with_language_tokens_names_all_of_them(tmp_path):
     """tokenizer_config.json names the source and a family of targets; a server reads them from the card again."""
     theirs, ours = opus_folder(tmp_path / "theirs", [">>deu<<", ">>bel<<", ">>bel_Latn<<"], False), tmp_path / "ours"
@@ -964,7 +977,7 @@ def test_the_card_of_a_model_with_language_tokens_names_all_of_them(tmp_path):
     assert "Translates English to German, Belarusian and Belarusian (Latn), converted" in card.text
     assert "only from English to German, Belarusian and Belarusian (Latn)" in card.text
     assert card.data.language == ["en", "de", "be"]
-    assert card.data.widget[0]["text"].startswith(">>bel<< ") and read_languages(out) == ("en", "de")
+    assert card.data.widget[0]["text"].startswith(">>bel<< ") and read_languages(out) == ("eng", "deu")
 
 
 def test_a_downloaded_model_keeps_the_languages_of_its_card(folder, refused):

@@ -74,6 +74,30 @@ def test_language_tokens_are_recognised_as_toolkits_write_them():
 
 
 @pytest.mark.parametrize(
+    ("tokens", "language", "found"),
+    [
+        ([">>deu<<", ">>fra<<"], "fr", 1),
+        ([">>deu<<", ">>fra<<"], "French", 1),
+        ([">>de<<", ">>fr<<"], "fra", 1),
+        ([">>fr_BE<<", ">>fr<<"], "fr", 1),
+        ([">>fr_BE<<", ">>fr<<"], "fr-BE", 0),
+        (["__ro__", "__mo__"], "ron", 0),
+        ([">>zho_Hans<<", ">>zho_Hant<<"], "zh", 0),
+        ([">>zho_Hans<<", ">>zho_Hant<<"], "zh-Hant", 1),
+        ([">>zho_Hans<<", ">>zho_Hant<<"], "zh-TW", None),
+        ([">>deu<<", ">>nld<<"], "", None),
+    ],
+)
+def test_a_language_is_found_by_each_of_its_codes(tokens, language, found):
+    languages = LanguageTokens(train_tokenizer(GERMAN + ENGLISH, 300, symbols=tokens).backend_tokenizer)
+    if found is None:
+        with pytest.raises(ValueError, match=f"target_language is '{language}'; the model has {languages.names[0]}, "):
+            languages.find(language)
+    else:
+        assert languages.find(language) == tokens[found]
+
+
+@pytest.mark.parametrize(
     ("text", "language", "expected"),
     [
         ("<2de> One. Two.", None, [("", "<2de> One."), (" ", "<2de> Two.")]),
@@ -136,7 +160,7 @@ def test_every_way_of_giving_the_language_translates_alike(translator, multiling
     pipeline: Any = transformers.pipeline
     piped = pipeline("translation", model=str(multilingual), device="cpu")
     found = {}
-    for token, language in zip(SYMBOLS, ("de", "fr", "bel_Latn"), strict=True):
+    for token, language in zip(SYMBOLS, ("German", "fra", "be_Latn"), strict=True):
         parts = translator.translate([f"{token} {part}" for part in TWO.split(" The ")], split_sentences=False)
         assert parts[0] == translator.translate("The house is small.", target_language=language)[0]
         expected = translator.translate(TWO, target_language=language)
@@ -223,6 +247,9 @@ def test_commands_take_the_language(multilingual, translator, tmp_path, capsys, 
     capsys.readouterr()
     main(["doctor", options[0]])
     assert "needs a language token (--target-language): de, fr, bel_Latn" in capsys.readouterr().out
+    (multilingual / "README.md").write_text("---\nlanguage: [en, no]\n---\n")
+    main(["doctor", options[0]])
+    assert "translates from en to no, as its files record" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("token", [">>bel_Latn<<", "<2de>", "__de__", "de_DE", "[de_DE]"])

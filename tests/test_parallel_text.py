@@ -20,7 +20,7 @@ from training.corpus import load_corpus
 from training.parallel_text import open_texts, open_training_and_validation, read_sentences
 from training.recipe import load_recipe
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.languages import find_language
+from vaswani_transformer.languages_vaswani_transformer import find_language
 from vaswani_transformer.tokenization import train_tokenizer
 
 PAIRS = [("A man sleeps.", "Ein Mann schläft."), ('He says "yes".', 'Er sagt "ja".')]

@@ -268,6 +268,7 @@ def test_each_text_of_a_batch_gets_its_target_language(tmp_path):
          {"de": "German", "be": "Belarusian", "bel_Latn": "Belarusian (Latn)"},
          {"de": 0, "deu": 0, "be": 1, "bel": 1, "bel_Latn": 2, "be-Latn": 2}),
         ([">>deu<<", ">>nld<<"], "nl", {"nl": "Dutch"}, {"nl": 1, "nld": 1}),
+        ([], "eng_Shaw", {"eng_Shaw": "English (Shaw)"}, {"en": 0, "eng_Shaw": 0}),
         (["<2zh-Hans>", "<2zh-Hant>"], None, {"zh-Hans": "Chinese (Hans)", "zh-Hant": "Chinese (Hant)"},
          {"zh-Hant": 1, "zh": 0, "zho_Hans": 0}),
     ],
@@ -280,7 +281,7 @@ def test_clients_name_languages_by_any_of_their_codes(tokens, target, listed, sp
     assert len({text for (text,) in expected}) == len(expected)
     with in_thread(translator, source=source, targets=targets) as (address, _):
         english, *others = address.request("/languages").json
-        assert (english["code"], english["name"], english["targets"]) == ("en", "English", list(listed))
+        assert (english["code"], english["name"].split()[0], english["targets"]) == ("en", "English", list(listed))
         assert {language["code"]: language["name"] for language in others} == listed
         for code, index in spellings.items():
             assert address.translate([ENGLISH[0]], target=code, source="eng").json["translatedText"] == expected[index]
@@ -296,6 +297,26 @@ def test_a_target_that_the_model_lacks_is_refused_at_the_start(tmp_path):
         choose_languages(multilingual, "owner/name", ("en", "de"), None, "es")
     with pytest.raises(InputError, match="owner/name does not record its languages; give --source-language$"):
         choose_languages(multilingual, "owner/name", None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "given", "warned"),
+    [
+        (("en", "de"), ("en", "fr"), ["target"]),
+        (("eng_Latn", "deu_Latn"), ("French", None), ["source"]),
+        (("eng_Latn", "deu_Latn"), ("en-US", "German"), []),
+        (("mul", "roa"), ("de", "fr"), []),  # families, of which a server names one
+        (None, ("en", "fr"), []),
+    ],
+)
+def test_a_name_that_the_files_of_the_model_contradict_is_a_warning(recorded, given, warned, translator, capsys):
+    """--target-language fr makes no model of English and German translate into French."""
+    source, targets = choose_languages(translator, "owner/name", recorded, *given)
+    assert source == given[0] and targets == [given[1] or "deu_Latn"]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("-language")[0] for line in lines] == [f"warning: --{side}" for side in warned]
+    for line in lines:
+        assert line.endswith(" in the files of owner/name; leave it out unless they are wrong")
 
 
 def test_metrics_count_requests_and_the_texts_of_batches(server):
@@ -777,6 +798,12 @@ CARD = "---\nlanguage:\n- en\n- de\n---\n# A model\n"
         ("README.md", CARD.replace("- de", "- de\n- fr\ntags:\n- vaswani_transformer"), ("en", "de")),
         ("README.md", CARD.replace("- de", "- de\n- fr\ntags:\n- translation"), None),  # whose first may be a target
         ("run.json", '{"recipe": {"source_language": "src", "target_language": "tgt"}}', None),  # of two-way text
+        ("README.md", CARD.replace("- de", "- no"), ("en", "no")),  # false in YAML
+        (
+            "README.md",
+            CARD.replace("- en\n- de", "- zh\nlanguage_details:\n- zho_Hans\n- zho_Hant\ntags:\n- vaswani_transformer"),
+            ("zho_Hans", "zho_Hant"),
+        ),
         ("README.md", CARD.replace("- de\n", ""), None),
         ("README.md", "# A model\n", None),
         ("config.json", "{}", None),
@@ -787,7 +814,7 @@ def test_the_languages_come_from_the_records_of_a_model(tmp_path, file, content,
     assert read_languages(tmp_path) == languages
 
 
-@pytest.mark.parametrize("metadata", ["a: [", "language: 2020-13-45", "a: " + "[" * 5000, "a: !!python/name:os.system"])
+@pytest.mark.parametrize("metadata", ["a: [", "a: " + "[" * 5000])
 def test_a_card_whose_metadata_cannot_be_read_is_named(tmp_path, metadata):
     (tmp_path / "README.md").write_text(f"---\n{metadata}\n---\n")
     with pytest.raises(BrokenFileError, match="README.md: the metadata is not valid YAML"):

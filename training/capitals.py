@@ -2,7 +2,7 @@
 
 import re
 
-from vaswani_transformer.languages import split_code
+from vaswani_transformer.languages_vaswani_transformer import split_code
 
 # Words with these characters are tags, placeholders or addresses: <2de>, {name}, __NUM__, a.b@c.org, https://a.org
 UNCHANGED = re.compile(r"\S*[<>{}_@\\/]\S*")

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from vaswani_transformer.languages import NAMES, ROLES, find_language, split_code
+from vaswani_transformer.languages import ROLES
+from vaswani_transformer.languages_vaswani_transformer import NAMES, find_language, split_code
 
 # What the labels of columns add to a language or a role: text_de, translation.de, "German sentence", source_text
 WORDS = re.compile(r"^(?:text|sentence|segment|translation)[ _.-]+|[ _.-]+(?:text|sentence|segment)$", re.IGNORECASE)

@@ -20,7 +20,7 @@ from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableE
 from vaswani_transformer.files import files_sha256
 from vaswani_transformer.hub_files import find_folder
 from vaswani_transformer.loading import load_config, load_generation_config
-from vaswani_transformer.model_folder import ModelFolder, verify_manifest, weight_files
+from vaswani_transformer.model_folder import NEVER, ModelFolder, verify_manifest, weight_files
 from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 
 from . import fsdp, machine
@@ -147,6 +147,11 @@ def make_model(
             restore_model(model, folder)
         except BrokenFileError as error:
             raise InputError(f"initial_weights: {error}; --model '{{}}' keeps the sizes of these weights") from error
+        bias = model.lm_head.bias
+        if bias is not None and set(bias.tolist()) == {0.0, NEVER}:
+            # A conversion added it to exclude tokens that the toolkit lacks. Most toolkits also lack such a bias, and a
+            # model with a trained one could not be converted back.
+            bias.register_hook(torch.zeros_like)
         source = ModelFolder(folder)
         if source.generation_config:
             model.generation_config = load_generation_config(source)

@@ -11,7 +11,7 @@ Files, in reading order (`...` is vaswani_transformer); those with this ending a
 configuration_..., modeling_...   the model and `generate()`
 search_...                        the settings of the search, for `generate()`, Translator and ONNX
 beam_search.py                    the faster search of Translator and ONNX; cached_decoder.py: the decoder that it steps
-translator.py                     texts -> sentences (sentences_...) -> batches -> translations; torch_translator.py
+translator.py                     texts -> sentences (sentences_..., languages_...) -> batches; torch_translator.py
                                   searches with torch, onnx_translator.py with ONNX Runtime; workers.py: several
                                   batches at the same time; doubts.py: translations that a reader should look at
 pipeline_...                      `pipeline("translation")`

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from . import __version__
+from .languages import read_languages
 from .model_folder import EXPORT_RECORD, MANIFEST, verify_manifest
 from .programs import program_name
 from .translator import Translator
@@ -60,6 +61,8 @@ def model_lines(translator: Translator, folder: Path) -> Iterator[str]:
     has_checksums = record == EXPORT_RECORD or verify_manifest(folder)
     yield f"            {'matches its' if has_checksums else 'has no'} checksums ({record})"
     names = translator.languages.names
+    if pair := read_languages(folder):
+        yield f"            translates from {pair[0]} to {pair[1]}, as its files record"
     if names:
         need = "needs" if translator.languages.are_needed else "has"
         yield f"            {need} a language token (--target-language): {', '.join(names)}"

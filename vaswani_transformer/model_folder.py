@@ -55,6 +55,9 @@ EXPORT_RECORD = "export.json"
 CARD = "README.md"  # the card of a published model
 # In a model that was converted from another toolkit: what converting it back needs; the toolkit's files, in a folder.
 CONVERSION_RECORD, ORIGINALS = "conversion.json", "original"
+# The logit, in such a model, of a token that the toolkit does not have: its probability is 0 in float32, but a
+# label-smoothed loss stays finite in every precision.
+NEVER = -100.0
 MANIFEST = "manifest.json"  # size and sha256 of a checkpoint's files, or of a model's weights and tokenizer
 OPTIMIZER = "optimizer.safetensors"
 

@@ -10,7 +10,7 @@ Model = Annotated[
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of the repository on the Hub.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the files that would be downloaded, and stop.")]
 TargetLanguage = Annotated[
-    str | None, typer.Option(help="Language of the translation, if the model has several: deu, or its token >>deu<<.")
+    str | None, typer.Option(help="Language of the translation, if the model has several: de, or its token >>deu<<.")
 ]
 NumBeams = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy search; default: the model's.")]
 LengthPenalty = Annotated[float | None, typer.Option(help="alpha of ((5 + length) / 6)^alpha; default: the model's.")]

@@ -49,8 +49,8 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
     truncation: accepted as in transformers 4 and without effect, since long sentences are cut and no part is dropped
     max_source_length: cut sentences of more tokens (default: the length that 99% of the training sentences do not
         exceed, else 128)
-    target_language, or tgt_lang: of a model with language tokens such as >>deu<<, "deu" or the token; it is put in
-        front of every sentence of a text that does not begin with a token
+    target_language, or tgt_lang: of a model with language tokens such as >>deu<<, "de", "deu" or the token; it is
+        put in front of every sentence of a text that does not begin with a token
     split_sentences: translate the sentences of a text one by one, as models are trained, and copy what stands between
         them (default); False cuts only lines that are longer than max_source_length
 

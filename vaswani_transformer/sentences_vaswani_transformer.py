@@ -4,13 +4,14 @@ Models are trained on single sentences; given two at once, they often omit the s
 sentences is copied: white space, line breaks, and parts without a letter such as bullets, rules, emoji and numbers. So
 are code between fences, addresses, and tags around a sentence.
 Translator, the ONNX translator and the pipeline share this file, and hub/space-static/sentences.js follows the same
-rules. It is published with the pipeline and imports only the standard library.
+rules. It is published with the pipeline and imports nothing but the standard library and files like it.
 """
 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from .languages_vaswani_transformer import find_language
 from .search_vaswani_transformer import check_number
 
 # Subfolder of a model folder: the decoder's tokenizer, if the languages have separate vocabularies.
@@ -139,12 +140,17 @@ class LanguageTokens:
         return [next(filter(None, LANGUAGE_TOKEN.fullmatch(token).groups())) for token in self.tokens]  # pyright: ignore
 
     def find(self, language: str) -> str:
-        """Return the token of a language, which is given by its name or as a token. Raises ValueError naming all."""
+        """Return the token of a language: `de`, `deu` and `German` are one, see `find_language`; or as a token.
+
+        Raises ValueError naming all languages.
+        """
         if not self.tokens:
             raise ValueError(f"target_language is {language!r}, but the model has one target language; leave it out")
-        for candidates in (self.tokens, self.names):
-            if language in candidates:
-                return self.tokens[candidates.index(language)]
+        if language in self.tokens:
+            return language
+        position = find_language(self.names, language)
+        if position is not None:
+            return self.tokens[position]
         raise ValueError(f"target_language is {language!r}; the model has {', '.join(self.names)}")
 
     def prefix(self, language: str | None) -> str | None:

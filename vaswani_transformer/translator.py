@@ -119,9 +119,9 @@ class TranslationOptions:
     split_sentences: translate the sentences of a text one by one, as models are trained. The text between them is
         copied: white space, line breaks, bullets, rules, numbers. False splits only lines that are longer than
         max_source_length.
-    target_language: for a model with language tokens such as >>deu<<: "deu", or the token itself, which is put in front
-        of every sentence. A text that begins with a token, or has one at the beginning of a line, keeps it. None
-        refuses texts without a token if the model has several; "" translates them without one.
+    target_language: for a model with language tokens such as >>deu<<: "de", "deu" or "German", or the token itself,
+        which is put in front of every sentence. A text that begins with a token, or has one at the beginning of a line,
+        keeps it. None refuses texts without a token if the model has several; "" translates them without one.
     progress: show progress bars on stderr.
     doubts: a list to which the parts with a doubtful best translation are added: empty, a loop, a cut sentence.
     warn_ratio: also those with fewer target than source tokens times this number.

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import (
     AutoTokenizer,
@@ -25,18 +27,23 @@ from vaswani_transformer.files import read_json_object
 from vaswani_transformer.sentences_vaswani_transformer import LANGUAGE_TOKEN
 
 from ..checkpoint_files import find_file
-from ..layout import CONCATENATED, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR
-from ..options import Reasons
-from ..rename import FINAL_NORM, Rule, expand_table
+from ..folder import OurModel, write_toolkit_json
+from ..layout import CONCATENATED, OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR
+from ..options import Options, Reasons
+from ..rename import FINAL_NORM, Rule, expand_table, rename_to_theirs
 from ..sentencepiece_model import SentencePieceModel
-from ..toolkit import Description, count_embeddings, register_reader
+from ..toolkit import Description, count_embeddings, register_reader, register_writer
 from ..vocabulary import SIDES, Vocabulary, number_tokens, read_token_ids
-from .fairseq import OFFSET
+from .fairseq import EPSILON, OFFSET
 from .hugging_face import (
+    DECODER_EMBEDDING,
+    ENCODER_EMBEDDING,
     PENALTY_NOTE,
+    THEIR_SHARED,
     compute_logits,
     find_model_type,
     make_embedding_rules,
+    make_generation_settings,
     make_layer_rules,
     read_added_tokens,
     read_search,
@@ -63,6 +70,11 @@ IGNORED_TABLES = ("model.encoder.embed_positions.weights", "model.decoder.embed_
 KNOWN_TOKENIZERS = ("M2M100Tokenizer", "NllbTokenizer", "NllbTokenizerFast", "TokenizersBackend", None)
 LANGUAGE_NOTE = "The model translates one pair of languages: convert it again for another one."
 TOKENIZERS = ("tokenizer.json", "spiece.model", "sentencepiece.bpe.model", "merges.txt")
+TOKENIZER_SETTINGS = "tokenizer_config.json"
+KEPT_FILES = (*TOKENIZERS, "vocab.json", "added_tokens.json", "special_tokens_map.json")
+FINAL_NORMS = expand_table({"model.{encoder,decoder}.layer_norm.{weight,bias}": FINAL_NORM})
+LEARNED = expand_table({"model.{encoder,decoder}.embed_positions.weight": POSITIONS})
+LOGITS_BIAS = "final_logits_bias"
 REMEDY = 'save it with AutoTokenizer.from_pretrained("MODEL").save_pretrained("MODEL")'
 
 
@@ -76,21 +88,23 @@ def read(path: Path, reasons: Reasons) -> Description:
         path, reasons, ACTIVATIONS[kind], "quantization_config", **supported
     )
     config |= {"norm_position": "pre"}
-    rules = [*make_embedding_rules(tensors), *make_layer_rules(config)]
-    rules += expand_table({"model.{encoder,decoder}.layer_norm.{weight,bias}": FINAL_NORM})
+    rules = [*make_embedding_rules(tensors), *make_layer_rules(config), *FINAL_NORMS]
     sinusoids = CONCATENATED
     if kind == M2M100:
         config["position_offset"], sinusoids = OFFSET, TENSOR2TENSOR
         for name in IGNORED_TABLES:  # saved by transformers 4, with zeros for the padding
             tensors.pop(name, None)
     else:
-        rules.append(Rule("final_logits_bias", OUTPUT_BIAS))
+        rules.append(Rule(LOGITS_BIAS, OUTPUT_BIAS))
     if kind == BLENDERBOT:
-        rules += expand_table({"model.{encoder,decoder}.embed_positions.weight": POSITIONS})
+        rules += LEARNED
     scaled = options.get("scale_embedding", SCALED[kind])
     search, lost = read_search(path.parent, options)
     ids = {name: options.get(field, IDS[kind][name]) for name, field in FIELDS.items()}
-    vocabulary = read_vocabulary(path.parent, kind, count_embeddings(tensors, rules)[0], ids, reasons)
+    file = path.with_name(TOKENIZER_SETTINGS)
+    settings = read_json_object(file) if file.exists() else {}
+    vocabulary = read_vocabulary(path.parent, kind, settings, count_embeddings(tensors, rules)[0], ids, reasons)
+    vocabulary.files = [file for name in KEPT_FILES if (file := path.with_name(name)).exists()]
     return Description(
         tensors,
         rules,
@@ -101,21 +115,22 @@ def read(path: Path, reasons: Reasons) -> Description:
         notes=[PENALTY_NOTE, *lost, *([LANGUAGE_NOTE] if kind == M2M100 else [])],
         search=search,
         in_source="source" if kind == M2M100 else None,
+        kept={"config": dict(options), "tokenizer_config": settings, "scale_embedding": bool(scaled)},
         reference=partial(compute_logits, CLASSES[kind]),
     )
 
 
-def read_vocabulary(folder: Path, kind: str, rows: int, ids: Mapping[str, Any], reasons: Reasons) -> Vocabulary:
+def read_vocabulary(
+    folder: Path, kind: str, settings: Mapping[str, Any], rows: int, ids: Mapping[str, Any], reasons: Reasons
+) -> Vocabulary:
     """Read the vocabulary that both sides share, with the tokenizer.
 
-    rows: the number of embeddings;  ids: of the special tokens
+    settings: of the tokenizer;  rows: the number of embeddings;  ids: of the special tokens
     """
-    file = folder / "tokenizer_config.json"
-    settings = read_json_object(file) if file.exists() else {}
     if kind == M2M100:
         name = settings.get("tokenizer_class")
         if name not in KNOWN_TOKENIZERS or settings.get("legacy_behaviour"):
-            reasons.add_setting(f"tokenizer_config.json has {name}, whose languages stand at other places")
+            reasons.add_setting(f"{TOKENIZER_SETTINGS} has {name}, whose languages stand at other places")
             reasons.raise_if_any()
         if pieces := find_file(folder, "sentencepiece.bpe.model"):
             if (folder / "vocab.json").exists():
@@ -156,8 +171,7 @@ def read_m2m100(
     codes = FAIRSEQ_LANGUAGE_CODES[settings.get("language_codes", "m2m100")]
     names = {code: f"__{code}__" for code in codes}
     tokens += names.values()
-    files = [pieces, folder / "vocab.json"]
-    return read_pieces(SentencePieceModel.read(pieces), tokens, names, rows, files, ids)
+    return read_pieces(SentencePieceModel.read(pieces), tokens, names, rows, ids)
 
 
 def read_nllb(folder: Path, pieces: Path, rows: int, ids: Mapping[str, Any]) -> Vocabulary:
@@ -171,24 +185,62 @@ def read_nllb(folder: Path, pieces: Path, rows: int, ids: Mapping[str, Any]) -> 
     added = {id: token for token, id in read_added_tokens(folder).items() if id >= len(tokens)}
     tokens += [added[id] for id in sorted(added)] or [*NLLB_LANGUAGE_CODES, "<mask>"]
     names = {token: token for token in tokens if LANGUAGE_TOKEN.fullmatch(token)}
-    return read_pieces(model, tokens, names, rows, [pieces], ids)
+    return read_pieces(model, tokens, names, rows, ids)
 
 
 def read_pieces(
-    model: SentencePieceModel,
-    tokens: list[str],
-    names: Mapping[str, str],
-    rows: int,
-    files: list[Path],
-    ids: Mapping[str, Any],
+    model: SentencePieceModel, tokens: list[str], names: Mapping[str, str], rows: int, ids: Mapping[str, Any]
 ) -> Vocabulary:
     """Return the vocabulary of a SentencePiece model whose languages stand at fixed places.
 
     tokens: by id;  names: language -> its token;  rows: the number of embeddings;  ids: of the special tokens
     """
     tokens = tokens + [f"<unused {id}>" for id in range(len(tokens), rows)]
-    vocabulary = Vocabulary(tokens, [*tokens], unknown=tokens.index("<unk>"), files=files, **ids)
+    vocabulary = Vocabulary(tokens, [*tokens], unknown=tokens.index("<unk>"), **ids)
     vocabulary.hide_languages(names)
     for side in SIDES:
         vocabulary.tokenizers[side] = model.build_tokenizer(vocabulary, side)
     return vocabulary
+
+
+@register_writer("hf-prenorm")
+def write(folder: OurModel, out: Path, options: Options) -> None:
+    """Write a folder that transformers loads with the class that the model came from."""
+    config, kept, reasons = folder.config, folder.kept, options.reasons
+    if folder.toolkit != "hf-prenorm" or "config" not in kept:
+        reasons.add_setting("the model was not converted from M2M-100, NLLB, Pegasus or Blenderbot")
+        reasons.raise_if_any()
+    kind, tied = kept["config"]["model_type"], kept["config"].get("tie_word_embeddings", True)
+    options.require(
+        {  # the folder may have been edited since
+            "norm_position": ("pre",),
+            "{encoder,decoder}_final_norm": (True,),
+            "layer_norm_eps": (EPSILON,),
+            "position_embedding_type": ("learned" if kind == BLENDERBOT else "sinusoidal",),
+            "position_offset": (OFFSET if kind == M2M100 else 0,),
+            **({"share_encoder_decoder_embeddings": (True,), "tie_word_embeddings": (True,)} if tied else {}),
+        }
+    )
+    if not kept["scale_embedding"]:
+        reasons.add_setting("the embeddings were divided by sqrt(d_model) when they were converted")
+    sinusoids = {M2M100: TENSOR2TENSOR, PEGASUS: CONCATENATED}.get(kind)
+    ours = folder.tensors(sinusoids)
+    bias = ours.get(OUTPUT_BIAS, torch.zeros(len(ours[OUTPUT])))
+    if kind == M2M100 and bias.any():
+        reasons.add_setting("the output layer has a bias (output_bias)")
+    reasons.raise_if_any()
+
+    rules = [*make_layer_rules(config.to_dict()), *FINAL_NORMS, *(LEARNED if kind == BLENDERBOT else [])]
+    tensors = rename_to_theirs(rules, ours) | {THEIR_SHARED: ours[SOURCE]}
+    if not tied:
+        names = {ENCODER_EMBEDDING: SOURCE, DECODER_EMBEDDING: TARGET, "lm_head.weight": OUTPUT}
+        tensors |= {theirs: ours[name].clone() for theirs, name in names.items()}
+    if kind != M2M100:
+        tensors[LOGITS_BIAS] = bias.reshape(1, -1)
+    save_file(folder.in_saved_dtype(tensors), out / "model.safetensors", metadata={"format": "pt"})
+    write_toolkit_json(kept["config"], out / "config.json")
+    write_toolkit_json(make_generation_settings(folder.model), out / "generation_config.json")
+    # The tokenizer puts the token of this language in front of sources, whichever one it had before.
+    languages = {"src_lang": kept.get("source_lang"), "tgt_lang": kept.get("target_lang")}
+    languages = {name: language for name, language in languages.items() if language}
+    write_toolkit_json(kept["tokenizer_config"] | languages, out / TOKENIZER_SETTINGS)

@@ -156,9 +156,14 @@ def read_search(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def find_decoder_settings(path: Path) -> Path:
-    """Return the .decoder.yml of a model, which may be missing; published models have a decoder.yml."""
-    file, published = path.with_name(path.name + ".decoder.yml"), path.with_name("decoder.yml")
-    return published if published.exists() and not file.exists() else file
+    """Return the .decoder.yml of a model, which may be missing.
+
+    A checkpoint model.iter5000.npz has that of its run, model.npz; published models have a decoder.yml.
+    """
+    of_run = re.sub(r"\.iter\d+(?=\.npz$)", "", path.name)
+    names = (f"{path.name}.decoder.yml", f"{of_run}.decoder.yml", "decoder.yml")
+    files = [path.with_name(name) for name in names]
+    return next((file for file in files if file.exists()), files[0])
 
 
 def read_configuration(path: Path, inside: np.ndarray | None) -> str:
@@ -206,6 +211,7 @@ def read_vocabulary(path: Path, options: Mapping[str, Any], rows: list[int]) -> 
         missing = " and ".join(dict.fromkeys(file.name for file in files if not file.exists()))
         if not missing:
             missing = f"`vocabs` in {decoder.name}" if decoder.exists() else f"{decoder.name}, which names vocabularies"
+            missing += " (vocabs: [vocab.en.yml, vocab.de.yml])"
         why = f"the checkpoint comes without {missing}. Ids are Marian's"
         return number_tokens(["</s>", "<unk>"], rows, why, eos=0, unknown=1)
     models = [SentencePieceModel.read(file) if file.suffix == ".spm" else None for file in files]

@@ -80,6 +80,7 @@ EMBEDDINGS = {
     "decoder.embeddings.make_embedding.emb_luts.0.weight": TARGET,
     "generator.{weight,bias}": "lm_head.{weight,bias}",
 }
+FEATURES = "encoder.embeddings.make_embedding.emb_luts.1.weight"
 PROJECTIONS = "{linear_query,linear_keys,linear_values,final_linear}.{weight,bias}"
 COMMON = {
     f"self_attn.{PROJECTIONS}": "self_attn.{q,k,v,out}_proj.{weight,bias}",
@@ -129,6 +130,9 @@ def read(path: Path, reasons: Reasons) -> Description:
     reasons.raise_if_any()
 
     tensors = select_weights(read_weights(checkpoint, path), reasons, r"decoder\.transformer_layers\.\d+\.mask")
+    if FEATURES in tensors:  # versions before 3 have no n_src_feats
+        reasons.add_setting("its source tokens have features, such as case, with an embedding of their own")
+        reasons.raise_if_any()
     feed_forward_bias = "encoder.transformer.0.feed_forward.w_1.bias" in tensors
     config |= options.read_rates(0.1, *RATES) | {
         "activation_function": options.get("pos_ffn_activation_fn", "relu"),

@@ -89,8 +89,10 @@ async function readCard(card, packages) {
     throw new InputError(`--card ${card}: its metadata is not YAML: ${error.message.split("\n")[0]}`);
   }
   const examples = [fields.widget ?? []].flat().map((example) => example?.text);
+  // Only the details tell zho_Hans and zho_Hant apart; browsers want zho-Hans.
+  const languages = Array.isArray(fields.language_details) ? fields.language_details : [fields.language ?? []].flat();
   return {
-    languages: [fields.language ?? []].flat().map(String),
+    languages: languages.map((code) => String(code).replaceAll("_", "-")),
     examples: examples.filter((text) => typeof text === "string" && text.trim() !== "").slice(0, 3),
   };
 }
