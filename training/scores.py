@@ -10,8 +10,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
 from vaswani_transformer import TorchTranslator
-
-from .languages import split_code
+from vaswani_transformer.languages import split_code
 
 
 def corpus_bleu(
