@@ -103,7 +103,7 @@ def push(
     dataset: Annotated[str | None, DATASET] = None,
     base_model: Annotated[
         str | None,
-        typer.Option(callback=check_repo_id, help="Repository of the model that was tuned or converted."),
+        typer.Option(callback=check_repo_id, help="Repository of the model that was fine-tuned or converted."),
     ] = None,
     license: Annotated[str | None, LICENSE] = None,
     example: Annotated[

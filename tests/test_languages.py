@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from conversion.__main__ import main as convert
 from conversion.segmentation import build_bpe_tokenizer, build_word_tokenizer
 from conversion.vocabulary import Vocabulary
+from training.scores import scores
 from vaswani_transformer import Translator
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import InputError
@@ -250,6 +251,21 @@ def test_commands_take_the_language(multilingual, translator, tmp_path, capsys, 
     (multilingual / "README.md").write_text("---\nlanguage: [en, no]\n---\n")
     main(["doctor", options[0]])
     assert "translates from en to no, as its files record" in capsys.readouterr().out
+
+
+def test_a_score_is_tokenised_by_the_rules_of_the_target_language(multilingual, tmp_path, capsys):
+    """Of three tokens for Moses, `l ' homme`, French and English have two."""
+    source = write_lines(tmp_path / "source", [TWO])
+    for language, code, other in (("de", "de", "en"), ("<2fr>", "fr", "de")):
+        options = [str(multilingual), "--device", "cpu", "--target-language", language]
+        main(["translate", *options, "--input", str(source), "--no-split-sentences"])
+        translations = capsys.readouterr().out.splitlines()
+        references = [f"l'homme {line}" for line in translations]
+        texts = ["--source", str(source), "--reference", str(write_lines(tmp_path / "reference", references))]
+        main(["evaluate", *options, *texts, "--json"])
+        found = json.loads(capsys.readouterr().out)["bleu_tokenised"]
+        assert found == scores(translations, references, language=code)["bleu_tokenised"]
+        assert found != scores(translations, references, language=other)["bleu_tokenised"]
 
 
 @pytest.mark.parametrize("token", [">>bel_Latn<<", "<2de>", "__de__", "de_DE", "[de_DE]"])

@@ -6,6 +6,7 @@ import html
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import socket
@@ -19,6 +20,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -289,6 +291,23 @@ def test_clients_name_languages_by_any_of_their_codes(tokens, target, listed, sp
         assert found["language"] == "en"
         for refused in ("nld" if target != "nl" else "deu", "es", "de-AT"):
             assert address.translate("a", target=refused).status == 400
+
+
+def test_the_service_of_the_ray_example_starts(tmp_path, monkeypatch):
+    """Ray itself, which tests/test_ray.py runs, is needed only to import the file."""
+    lively_translator(tmp_path, [])
+    (tmp_path / "README.md").write_text(CARD)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=SimpleNamespace(Application=None)))
+    example = runpy.run_path(str(ROOT / "examples/ray/serve.py"))
+    app = example["create_app"](example["Arguments"](model=str(tmp_path)))
+    answer: list[Any] = []
+
+    async def send(message: Any) -> None:
+        answer.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/languages", "query_string": b"", "headers": []}
+    asyncio.run(app(scope, None, send))
+    assert [language["code"] for language in json.loads(answer[1]["body"])] == ["en", "de"]
 
 
 def test_a_target_that_the_model_lacks_is_refused_at_the_start(tmp_path):

@@ -102,8 +102,10 @@ def evaluate(
         progress=True,
         **vars(search),
     )
+    names = dict(zip(translator.languages.tokens, translator.languages.names, strict=True))
     recorded = (read_languages(folder) or (None, "en"))[1]
-    result = scores(translations, text.references, text.kinds, text.language or recorded)
+    language = names.get(target_language or "", target_language) or text.language or recorded
+    result = scores(translations, text.references, text.kinds, language)
     result |= {"beam": search.num_beams, "alpha": search.length_penalty}
     if as_json:
         typer.echo(json.dumps({"test": text.name, **result}, indent=1))
@@ -120,7 +122,7 @@ def evaluate(
 class EvaluationText:
     """Sources with their references, and the kind of each sentence if it is known.
 
-    language: of the references; None for the one that the model's records name
+    language: of the references; None if neither a recipe nor the name of a file tells it
     files: of the text
     """
 

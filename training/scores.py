@@ -8,7 +8,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
-from .languages import split_code
+from vaswani_transformer.languages_vaswani_transformer import split_code
 
 
 def corpus_bleu(

@@ -45,7 +45,8 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
     num_return_sequences: n, to return a list of the n best translations of each text, best first
     return_scores: add to each translation its `score`, log P(Y | X) / ((5 + |Y|) / 6)^alpha
     return_tensors: return `translation_token_ids` instead of `translation_text`, or beside it with `return_text=True`
-    clean_up_tokenization_spaces: as in the tokenizer's `decode()`, which ignores it for a BPE
+    clean_up_tokenization_spaces: as in the tokenizer's `decode()`, which ignores it for a BPE; by default False, as in
+        Translator, whatever the tokenizer is saved with
     truncation: accepted as in transformers 4 and without effect, since long sentences are cut and no part is dropped
     max_source_length: cut sentences of more tokens (default: the length that 99% of the training sentences do not
         exceed, else 128)
@@ -197,7 +198,7 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         return_tensors: bool = False,
         return_text: bool = False,
         return_scores: bool = False,
-        clean_up_tokenization_spaces: bool | None = None,
+        clean_up_tokenization_spaces: bool = False,
     ) -> list[dict[str, Any]]:
         """Return the translations of a text, best first, joining the k-th best translations of its parts."""
         decoding = {"skip_special_tokens": True, "clean_up_tokenization_spaces": clean_up_tokenization_spaces}

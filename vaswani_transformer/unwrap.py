@@ -1,7 +1,7 @@
 """Join the lines of a hard-wrapped document into paragraphs; its code, lists, tables and headings stay as they are.
 
-mark_copied     lines -> lines, and what is not translated
-join_paragraph_lines      the lines of a paragraph -> one
+mark_copied             lines -> lines, and what is not translated
+join_paragraph_lines    the lines of a paragraph -> one
 """
 
 import math

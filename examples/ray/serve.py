@@ -41,8 +41,9 @@ def create_app(arguments: Arguments):
     options = {"threads": arguments.cpus} if arguments.backend == "onnx" else {}
     device = "cuda" if arguments.gpus else "cpu"
     translator = Translator.from_pretrained(arguments.model, backend=arguments.backend, device=device, **options)
-    records = main.find_records(arguments.model, None, Path(arguments.model))
-    languages = main.choose_languages(translator, records, arguments.source_language, arguments.target_language)
+    recorded = main.read_recorded_languages(arguments.model, None, Path(arguments.model))
+    given = arguments.source_language, arguments.target_language
+    languages = main.choose_languages(translator, arguments.model, recorded, *given)
     settings: SearchSettings = translator.change_search()
     return app.create_app(translator, *languages, service.Limits(), settings, os.environ.get("VASWANI_API_KEY"))
 

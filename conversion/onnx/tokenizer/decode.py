@@ -33,17 +33,13 @@ class Spelling(NamedTuple):
     @classmethod
     def read(cls, folder: Path) -> "Spelling":
         """Read the decoder of a folder's tokenizer. Raises InputError naming what the operators do not support."""
-        content, settings = read_tokenizer_json(folder)
-        decoder, found = content.get("decoder"), []
+        content, _ = read_tokenizer_json(folder)
+        decoder = content.get("decoder")
         is_byte_level = read_type(decoder) == "ByteLevel"
         if not is_byte_level and decoder != SENTENCEPIECE:
-            found.append(f"decoder {read_type(decoder)}")
-        if settings.get("clean_up_tokenization_spaces"):
-            found.append("clean_up_tokenization_spaces true (tokenizer_config.json)")
-        if found:
             raise InputError(
                 f"{folder / 'tokenizer.json'}: --text needs the decoder of a byte-level BPE or of a SentencePiece "
-                f"model without byte fallback; this one has {'; '.join(found)}"
+                f"model without byte fallback; this one has decoder {read_type(decoder)}"
             )
         vocabulary = content["model"]["vocab"]
         if isinstance(vocabulary, dict):

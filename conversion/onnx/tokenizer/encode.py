@@ -8,7 +8,7 @@ becomes `</s>`.
     mark_symbols            the characters of a symbol -> one character
     encode_bytes            characters -> ids of a byte-level BPE; see encode_bytes.py
     encode_pieces           characters -> ids of a unigram model; see encode_pieces.py
-    batch_rows                flat tensor -> a padded row for each text
+    batch_rows              flat tensor -> a padded row for each text
 
 No ONNX operator returns the code point of a character. Two operators of ONNX Runtime help: `Tokenizer` splits strings
 into characters, and `MurmurHash3` hashes them to 32-bit integers. For up to four bytes of known number the hash is a

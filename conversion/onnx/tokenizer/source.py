@@ -63,14 +63,14 @@ def find_end(template: dict[str, Any]) -> list[int]:
     return template["special_tokens"][single[1]["SpecialToken"]["id"]]["ids"]
 
 
-def list_parts(part: Any, steps: str) -> list[Any]:
-    """Return the steps of a normalizer or the like, which may be a Sequence or missing.
+def list_parts(component: Any, name: str) -> list[Any]:
+    """Return the parts of a normalizer or the like, which may be a Sequence or missing.
 
-    steps: the field of a Sequence
+    name: of the parts in a Sequence
     """
-    if read_type(part) == "Sequence":
-        return part.get(steps, [])
-    return [] if part is None else [part]
+    if read_type(component) == "Sequence":
+        return component.get(name, [])
+    return [] if component is None else [component]
 
 
 def read_type(part: Any) -> Any:
