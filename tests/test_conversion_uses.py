@@ -39,6 +39,7 @@ def fine_tuned(checkpoint: Golden, tmp_path: Path, **keys: Any) -> Path:
         "micro_batches": 1,
         "max_length": 60,
         "warmup_steps": 1,
+        "max_epochs": None,
         "average_last": 1,
         "mixed_precision": "no",
     }
