@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from vaswani_transformer.cli import Precision, load_translator
-from vaswani_transformer.errors import InputError, UnavailableError
+from vaswani_transformer.errors import InputError, UnavailableError, escape_controls
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.hub_files import download, is_repository
 from vaswani_transformer.languages import find_language, read_languages, shorten_codes
@@ -78,7 +78,7 @@ def serve(
         server = create_server(application, most_bytes(max_characters))
         name = f"[{host}]" if ":" in host else host
         pair = [", ".join(shorten_codes(codes)) for codes in ([source], targets)]
-        typer.echo(f"{' to '.join(pair)}: {translator!r}", err=True)
+        typer.echo(escape_controls(f"{' to '.join(pair)}: {translator!r}"), err=True)  # a stranger's card names them
         typer.echo(f"http://{name}:{listener.getsockname()[1]}  (/docs describes the API; Ctrl-C ends)", err=True)
         collect_rarely()
         server.run(sockets=[listener])
