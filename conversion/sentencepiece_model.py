@@ -18,7 +18,7 @@ from vaswani_transformer.files import check_readable
 from .protobuf import parse_fields
 from .vocabulary import SIDES, ReferenceTokenizer, Vocabulary, add_whole_tokens, select_needed
 
-PIECES, TRAINER_SPEC, NORMALIZER_SPEC = 1, 2, 3  # fields of ModelProto
+PIECES, TRAINER_SPEC, NORMALIZER_SPEC, DENORMALIZER_SPEC = 1, 2, 3, 5  # fields of ModelProto
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of a piece
 UNIGRAM, BPE = 1, 2  # kinds of models
 SPACE = "▁"
@@ -36,6 +36,7 @@ class SentencePieceModel:
     add_dummy_prefix: bool = True
     remove_extra_whitespaces: bool = True
     spaces_are_prefixes: bool = True
+    changes_decoded_text: bool = False  # by rules of its own, see `denormalization_rule_tsv`
 
     @classmethod
     def read(cls, path: Path) -> "SentencePieceModel":
@@ -44,7 +45,7 @@ class SentencePieceModel:
         model = cls(path, [])
         try:
             for number, value in parse_fields(path.read_bytes()):
-                if number not in (PIECES, TRAINER_SPEC, NORMALIZER_SPEC):
+                if number not in (PIECES, TRAINER_SPEC, NORMALIZER_SPEC, DENORMALIZER_SPEC):
                     continue
                 options = dict(parse_fields(value))
                 if number == PIECES:
@@ -54,6 +55,8 @@ class SentencePieceModel:
                     model.kind = options.get(3, UNIGRAM)
                     model.byte_fallback = bool(options.get(35, 0))
                     model.spaces_are_prefixes = not options.get(24, 0)
+                elif number == DENORMALIZER_SPEC:
+                    model.changes_decoded_text = bool(options.get(2))
                 else:
                     model.charsmap = options.get(2, b"")
                     model.add_dummy_prefix = bool(options.get(3, 1))
@@ -107,6 +110,11 @@ class SentencePieceModel:
             raise InputError(
                 f"{self.path}: its pieces end in spaces (treat_whitespace_as_suffix), which a tokenizer.json cannot "
                 "represent"
+            )
+        if self.changes_decoded_text:
+            raise InputError(
+                f"{self.path}: it changes decoded text by rules (denormalization_rule_tsv), which a tokenizer.json "
+                "cannot represent"
             )
         ids = vocabulary.ids(side)
         special = vocabulary.special_tokens(side)

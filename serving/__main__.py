@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from vaswani_transformer.cli import Precision, load_translator
-from vaswani_transformer.errors import InputError, UnavailableError
+from vaswani_transformer.errors import InputError, UnavailableError, escape_controls
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.hub_files import download, is_repository
 from vaswani_transformer.languages import read_languages, shorten_codes
@@ -79,7 +79,8 @@ def serve(
         server = create_server(application, most_bytes(max_characters))
         name = f"[{host}]" if ":" in host else host
         shown, *others = shorten_codes([source, *targets])
-        typer.echo(f"{shown} to {', '.join(others)}: {translator!r}", err=True)
+        line = f"{shown} to {', '.join(others)}: {translator!r}"
+        typer.echo(escape_controls(line), err=True)  # a stranger's card names the languages
         typer.echo(f"http://{name}:{listener.getsockname()[1]}  (/docs describes the API; Ctrl-C ends)", err=True)
         collect_rarely()
         server.run(sockets=[listener])

@@ -296,12 +296,23 @@ def test_tokens_that_users_added_stay_whole(two_vocabularies: bool, tmp_path: Pa
     assert theirs.keys() == ours.keys() and all(torch.equal(theirs[name], ours[name]) for name in theirs)
 
 
-def test_spaces_after_words_are_refused(tmp_path: Path):
-    options = {"vocab_size": 90, "hard_vocab_limit": False, "treat_whitespace_as_suffix": True}
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"treat_whitespace_as_suffix": True}, r"its pieces end in spaces \(treat_whitespace_as_suffix\)"),
+        ({"denormalization_rule_tsv": "rules"}, r"it changes decoded text by rules \(denormalization_rule_tsv\)"),
+    ],
+)
+def test_what_a_tokenizer_json_cannot_represent_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: dict[str, Any], message: str
+):
+    monkeypatch.chdir(tmp_path)
+    Path("rules").write_text("65\t78\n")  # x for e
+    options = {"vocab_size": 90, "hard_vocab_limit": False, **option}
     train_sentencepiece((GERMAN + ENGLISH) * 20, tmp_path / "spm.model", **options)
     model = SentencePieceModel.read(tmp_path / "spm.model")
     tokens = [piece for piece, *_ in model.pieces]
-    with pytest.raises(InputError, match=r"its pieces end in spaces \(treat_whitespace_as_suffix\)"):
+    with pytest.raises(InputError, match=message):
         model.build_tokenizer(Vocabulary(tokens, tokens, eos=2, unknown=0), "source")
 
 

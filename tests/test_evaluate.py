@@ -6,15 +6,15 @@ import sys
 import pytest
 import sacrebleu
 import torch
-from conftest import read_rows, write_lines
+from conftest import file_size_limit, read_rows, write_lines
 from saved_model import ENGLISH, saved_model
 
 from training.checkpoints import write_manifest
 from training.evaluate import EvaluationText, main
-from training.result_row import append_row, commit, hardware, hash_weights
+from training.result_row import append_row, append_rows, commit, hardware, hash_weights
 from training.scores import corpus_bleu, format_scores, scores, split_compounds, tokenise_by_moses
 from vaswani_transformer import Translator, __version__
-from vaswani_transformer.errors import InputError
+from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.files import files_sha256
 from vaswani_transformer.tokenization import train_tokenizer
 from vaswani_transformer.training_run import RESULT_COLUMNS
@@ -159,6 +159,19 @@ def test_weights_that_change_during_the_evaluation_are_not_recorded(model_folder
     with pytest.raises(InputError, match="changed during the evaluation; evaluate them again"):
         append_row(model_folder / "t.csv", model_folder / "model", text, result, torch.device("cpu"), before)
     assert not (model_folder / "t.csv").exists()
+
+
+def test_rows_are_appended_whole_and_on_lines_of_their_own(tmp_path):
+    """An editor may leave out the last line break; on a full disk the file stays as it was."""
+    table, row = tmp_path / "t.csv", {"date": "today", "bleu": "30"}
+    append_rows(table, list(row), [row])
+    table.write_bytes(table.read_bytes().rstrip())
+    append_rows(table, list(row), [row, row])
+    assert read_rows(table) == [row] * 3
+    before = table.read_bytes()
+    with file_size_limit(len(before) + 20), pytest.raises(UnavailableError, match="t.csv cannot be written"):
+        append_rows(table, list(row), [row] * 3)
+    assert table.read_bytes() == before
 
 
 def test_length_penalty_and_reference_language_are_applied(tmp_path, capsys):

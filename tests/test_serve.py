@@ -833,6 +833,18 @@ def test_the_languages_come_from_the_records_of_a_model(tmp_path, file, content,
     assert read_languages(tmp_path) == languages
 
 
+def test_the_languages_of_a_strangers_model_are_printed_without_escapes(exported, tmp_path):
+    folder = Path(shutil.copytree(exported / "onnx", tmp_path / "onnx"))
+    change_json(folder / "export.json", languages=["en", "\x1b]0;title\x07"])
+    words = [sys.executable, "-m", "vaswani_transformer", "serve", str(folder), "--port", "0"]
+    process = subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    process.kill()
+    process.communicate()
+    assert first.startswith(r"en to \x1b]0;title\x07: <OnnxTranslator")
+
+
 @pytest.mark.parametrize("metadata", ["a: [", "a: " + "[" * 5000])
 def test_a_card_whose_metadata_cannot_be_read_is_named(tmp_path, metadata):
     (tmp_path / "README.md").write_text(f"---\n{metadata}\n---\n")

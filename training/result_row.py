@@ -1,6 +1,8 @@
 """A row of training/results/*.csv: model, data, command, hardware and scores."""
 
 import csv
+import errno
+import io
 import os
 import platform
 import subprocess
@@ -61,14 +63,28 @@ def append_row(
 
 
 def append_rows(path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
-    """Append rows to a CSV file; a new file begins with the columns. Raises InputError if the file has others."""
+    """Append rows to a CSV file, all or none; a new file begins with the columns.
+
+    Raises InputError if the file has other columns.
+    """
     check_columns(path, columns)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns)
     try:
-        with path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, columns)
-            if not file.tell():
+        with path.open("ab+", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            if size == 0:
                 writer.writeheader()
+            elif os.pread(file.fileno(), 1, size - 1) != b"\n":  # an editor has left it out: the rows would be one
+                text.write(writer.writer.dialect.lineterminator)
             writer.writerows(rows)
+            content = text.getvalue().encode()
+            try:
+                if file.write(content) < len(content):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                file.truncate(size)
+                raise
     except OSError as error:
         raise UnavailableError(f"--record {path} cannot be written: {error.strerror}") from error
 
