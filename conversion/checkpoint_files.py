@@ -64,6 +64,8 @@ ALLOWED: list[Any] = [
     (SCALAR, "numpy.core.multiarray.scalar"),
     (SCALAR, "numpy._core.multiarray.scalar"),
     (codecs.encode, "_codecs.encode"),
+    (Stub, "numpy.core.multiarray._reconstruct"),  # arrays among the metrics of fairseq; never used
+    (Stub, "numpy._core.multiarray._reconstruct"),
     (Stub, "functools.partial"),  # a tokenizer's function in OpenNMT-py 1 and 2; never called
     *(dict, list, str, int, float, bool),  # types of values, to which OmegaConf's nodes refer, as to Any
     (Stub, "typing.Any"),
