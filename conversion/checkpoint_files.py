@@ -211,7 +211,7 @@ def check_archive(entries: list[zipfile.ZipInfo], path: Path) -> None:
 
 
 def refuse_other_archives(path: Path, names: list[str]) -> None:
-    """Raise InputError for a zip file that contains code of torch or only numpy's arrays. names: of its entries"""
+    """Raise InputError for a zip file that torch.save has not written. names: of its entries"""
     if any(CODE_NAME.search(name) for name in names):
         raise InputError(
             f"{path} was not loaded, and none of it was run: it is a program of TorchScript or torch.package, which "
@@ -220,6 +220,9 @@ def refuse_other_archives(path: Path, names: list[str]) -> None:
     if names and all(name.endswith(".npy") for name in names):
         arrays = enumerate_names(name.removesuffix(".npy") for name in names)
         raise InputError(f"{path} is not a model of Marian, the toolkit that saves .npz files: its arrays are {arrays}")
+    if names and not any(name.endswith("data.pkl") or RECORD_NAME.fullmatch(name) for name in names):
+        files = enumerate_names(name for name in names if not name.endswith("/"))
+        raise InputError(f"{path} is an archive of {files}; unpack it, and give the folder")
 
 
 def check_sums(path: Path, entries: list[zipfile.ZipInfo]) -> None:

@@ -609,6 +609,11 @@ def test_models_of_ctranslate2_are_refused_by_name(tmp_path: Path, refused):
     main([str(converted("fairseq").folder), str(theirs), "--to", "ctranslate2"])
     for path in (theirs, theirs / "model.bin", theirs / "config.json"):
         assert "it is a model of CTranslate2" in refusal(refused, path, tmp_path / "out")
+    theirs.rename(tmp_path / "model")  # of a package of Argos Translate, which has it beside metadata.json
+    assert "it is a model of CTranslate2" in refusal(refused, tmp_path, tmp_path / "out")
+    archive = shutil.make_archive(str(tmp_path / "package"), "zip", tmp_path / "model")
+    message = refusal(refused, archive, tmp_path / "out")
+    assert "package.zip is an archive of " in message and "; unpack it, and give the folder" in message
 
 
 def test_tensorflow_checkpoints_of_others_are_not_asked_for_hparams(tmp_path: Path, refused, copy_of):
@@ -669,6 +674,9 @@ def test_dictionaries_of_languages_that_fairseq_did_not_record_are_told_by_their
     main([str(folder), str(tmp_path / "without")])
     note = "without dict.src.txt and dict.tgt.txt (rename dict.aaa.txt, dict.zzz.txt)"
     assert note in (tmp_path / "without" / "CONVERSION.md").read_text()
+    # Two vocabularies of different sizes are missing; a second tokenizer alone would be no remedy.
+    with pytest.raises(InputError, match="without has no tokenizer.json: .* came without .*CONVERSION.md"):
+        Translator.from_pretrained(tmp_path / "without", device="cpu")
 
 
 def test_students_of_bergamot_are_refused_by_name(tmp_path: Path, refused):
