@@ -103,7 +103,7 @@ def evaluate(
     if target_language:  # several rows of a model may have the same sources; `de` and German are one language
         languages = translator.languages
         language = languages.names[languages.tokens.index(languages.find(target_language))]
-        text = replace(text, name=f"{text.name} to {language}")
+        text = replace(text, name=f"{text.name} to {language}", language=language)
     recorded = (read_languages(folder) or (None, "en"))[1]
     result = scores(translations, text.references, text.kinds, text.language or recorded)
     result |= {"beam": search.num_beams, "alpha": search.length_penalty}
