@@ -64,6 +64,8 @@ ALLOWED: list[Any] = [
     (SCALAR, "numpy.core.multiarray.scalar"),
     (SCALAR, "numpy._core.multiarray.scalar"),
     (codecs.encode, "_codecs.encode"),
+    (Stub, "numpy.core.multiarray._reconstruct"),  # arrays among the metrics of fairseq; never used
+    (Stub, "numpy._core.multiarray._reconstruct"),
     (Stub, "functools.partial"),  # a tokenizer's function in OpenNMT-py 1 and 2; never called
     *(dict, list, str, int, float, bool),  # types of values, to which OmegaConf's nodes refer, as to Any
     (Stub, "typing.Any"),
@@ -209,7 +211,7 @@ def check_archive(entries: list[zipfile.ZipInfo], path: Path) -> None:
 
 
 def refuse_other_archives(path: Path, names: list[str]) -> None:
-    """Raise InputError for a zip file that contains code of torch or only numpy's arrays. names: of its entries"""
+    """Raise InputError for a zip file that torch.save has not written. names: of its entries"""
     if any(CODE_NAME.search(name) for name in names):
         raise InputError(
             f"{path} was not loaded, and none of it was run: it is a program of TorchScript or torch.package, which "
@@ -218,6 +220,9 @@ def refuse_other_archives(path: Path, names: list[str]) -> None:
     if names and all(name.endswith(".npy") for name in names):
         arrays = enumerate_names(name.removesuffix(".npy") for name in names)
         raise InputError(f"{path} is not a model of Marian, the toolkit that saves .npz files: its arrays are {arrays}")
+    if names and not any(name.endswith("data.pkl") or RECORD_NAME.fullmatch(name) for name in names):
+        files = enumerate_names(name for name in names if not name.endswith("/"))
+        raise InputError(f"{path} is an archive of {files}; unpack it, and give the folder")
 
 
 def check_sums(path: Path, entries: list[zipfile.ZipInfo]) -> None:

@@ -252,7 +252,8 @@ def refuse_other_models(folder: Path) -> None:
             f"{file} cannot be converted: it is a quantised student of Bergamot or Firefox, whose decoder is an SSRU, "
             "not self-attention; convert the model.npz of its teacher"
         )
-    if (folder / "model.bin").exists() and any(folder.glob("*_vocabulary.*")):
+    inside = folder / "model" if (folder / "model" / "model.bin").exists() else folder  # in Argos Translate's packages
+    if (inside / "model.bin").exists() and any(inside.glob("*_vocabulary.*")):
         raise InputError(
             f"{folder} cannot be converted: it is a model of CTranslate2, which runs models of other toolkits; convert "
             "the checkpoint that it was made from"

@@ -38,7 +38,15 @@ def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: st
     """
     tokens = vocabulary.tokens(side)
     if any(token.endswith("@@") for token in tokens):
-        names = (f"bpecodes.{language}", f"*codes*.{language}", f"{language}.bpe", "bpecodes", "*codes*", "code")
+        names = (
+            f"bpecodes.{language}",
+            f"*codes*.{language}",
+            f"{language}.bpe",
+            "bpecodes",
+            "*codes*",
+            "code",
+            "*.code",
+        )
         codes = find_file(folder, *names, "*.bpe")
         if codes:
             vocabulary.files.append(codes)

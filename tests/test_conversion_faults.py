@@ -23,12 +23,14 @@ from torch import nn
 from torch.package.package_exporter import PackageExporter
 
 from conversion.__main__ import main
-from conversion.checkpoint_files import load_checkpoint
+from conversion.checkpoint_files import Stub, load_checkpoint
 from conversion.convert import check_result
 from conversion.protobuf import Bundle, crc32c
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.loading import load_config
+from vaswani_transformer.languages import read_languages
+from vaswani_transformer.loading import load_config, load_model
+from vaswani_transformer.model_folder import ModelFolder
 
 
 @pytest.fixture
@@ -607,6 +609,11 @@ def test_models_of_ctranslate2_are_refused_by_name(tmp_path: Path, refused):
     main([str(converted("fairseq").folder), str(theirs), "--to", "ctranslate2"])
     for path in (theirs, theirs / "model.bin", theirs / "config.json"):
         assert "it is a model of CTranslate2" in refusal(refused, path, tmp_path / "out")
+    theirs.rename(tmp_path / "model")  # of a package of Argos Translate, which has it beside metadata.json
+    assert "it is a model of CTranslate2" in refusal(refused, tmp_path, tmp_path / "out")
+    archive = shutil.make_archive(str(tmp_path / "package"), "zip", tmp_path / "model")
+    message = refusal(refused, archive, tmp_path / "out")
+    assert "package.zip is an archive of " in message and "; unpack it, and give the folder" in message
 
 
 def test_tensorflow_checkpoints_of_others_are_not_asked_for_hparams(tmp_path: Path, refused, copy_of):
@@ -634,6 +641,42 @@ def test_other_modules_of_torch_are_refused_by_what_they_have(module: nn.Module,
     assert "convert the checkpoint that it was exported from" in refusal(
         refused, tmp_path / "model.onnx", tmp_path / "out"
     )
+
+
+def test_numpy_arrays_in_a_checkpoint_of_fairseq_are_ignored(tmp_path: Path, copy_of):
+    """As among the metrics of its training; no code of numpy runs for them."""
+    file = copy_of("fairseq") / "checkpoint_best.pt"
+    change_pickle(file, {"extra_state": {"best": np.arange(3.0)}})
+    assert isinstance(load_checkpoint(file)["extra_state"]["best"], Stub)
+    main([str(file.parent), str(tmp_path / "out")])
+    assert load_model(tmp_path / "out").num_parameters() == converted("fairseq").model.num_parameters()
+
+
+def test_dictionaries_of_languages_that_fairseq_did_not_record_are_told_by_their_sizes(tmp_path: Path, copy_of):
+    folder = copy_of("fairseq")
+    file, embedding = folder / "checkpoint_best.pt", "encoder.embed_tokens.weight"
+    content = load_checkpoint(file)
+    vars(content["cfg"]["model"]).update(source_lang=None, target_lang=None, share_all_embeddings=False)
+    weights = content["model"] | {embedding: content["model"][embedding][:-2].clone()}
+    change_pickle(file, {"cfg": content["cfg"], "model": weights})
+    (folder / "dict.tgt.txt").rename(folder / "dict.aaa.txt")  # the target comes first by name
+    lines = (folder / "dict.src.txt").read_text().splitlines(keepends=True)
+    (folder / "dict.src.txt").unlink()
+    (folder / "dict.zzz.txt").write_text("".join(lines[:-2]))
+    main([str(folder), str(tmp_path / "out")])
+    assert read_languages(tmp_path / "out") == ("zzz", "aaa")
+    sides = (ModelFolder(tmp_path / "out").tokenizer, ModelFolder(tmp_path / "out").target_tokenizer)
+    assert [side.get_vocab_size() for side in sides] == [len(lines) + 2, len(lines) + 4]
+    main(["--to", "fairseq", str(tmp_path / "out"), str(tmp_path / "back")])
+    assert (tmp_path / "back" / "dict.zzz.txt").read_text() == "".join(lines[:-2])
+
+    (folder / "dict.zzz.txt").write_text("".join(lines))  # neither has this size
+    main([str(folder), str(tmp_path / "without")])
+    note = "without dict.src.txt and dict.tgt.txt (rename dict.aaa.txt, dict.zzz.txt)"
+    assert note in (tmp_path / "without" / "CONVERSION.md").read_text()
+    # Two vocabularies of different sizes are missing; a second tokenizer alone would be no remedy.
+    with pytest.raises(InputError, match="without has no tokenizer.json: .* came without .*CONVERSION.md"):
+        Translator.from_pretrained(tmp_path / "without", device="cpu")
 
 
 def test_students_of_bergamot_are_refused_by_name(tmp_path: Path, refused):

@@ -953,6 +953,16 @@ def test_the_card_of_a_multilingual_model_names_the_chosen_languages(folder):
     assert card.data.widget[0]["text"] == "Do they come from Germany?"
 
 
+@pytest.mark.parametrize(
+    ("source", "words"), [("mul", "many languages to English"), ("gmw", "West Germanic languages to English")]
+)
+def test_the_card_of_a_model_of_a_family_of_languages_names_it(folder, source, words):
+    record = {"toolkit": "hf-marian", "file": "config.json", "options": {"source_lang": source, "target_lang": "eng"}}
+    (folder / "conversion.json").write_text(json.dumps(record))
+    card: Any = card_of(written(folder))
+    assert f"Translates {words}, converted" in card.text and card.data.language == [source, "en"]
+
+
 def test_the_card_keeps_languages_that_differ_in_their_script(folder):
     """The Hub takes only zh for both."""
     options = {"source_lang": "zho_Hans", "target_lang": "zho_Hant"}

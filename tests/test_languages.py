@@ -239,7 +239,7 @@ def test_commands_take_the_language(multilingual, translator, tmp_path, capsys, 
     main(["score", *options, *words])
     for language in ("fr", "de"):
         words = ["--source", str(text), "--reference", str(text), "--record", str(tmp_path / "results.csv")]
-        main(["evaluate", *options, *words, "--target-language", language])
+        main(["evaluate", *options, *words, "--target-language", {"fr": "French"}.get(language, language)])
         assert f"text to {language}, beam 2" in capsys.readouterr().out
     assert [row["test"] for row in read_rows(tmp_path / "results.csv")] == ["text to fr", "text to de"]
     picture = str(tmp_path / "plot.png")

@@ -270,6 +270,7 @@ def test_each_text_of_a_batch_gets_its_target_language(tmp_path):
          {"de": "German", "be": "Belarusian", "bel_Latn": "Belarusian (Latn)"},
          {"de": 0, "deu": 0, "be": 1, "bel": 1, "bel_Latn": 2, "be-Latn": 2}),
         ([">>deu<<", ">>nld<<"], "nl", {"nl": "Dutch"}, {"nl": 1, "nld": 1}),
+        ([], "ROMANCE", {"ROMANCE": "Romance languages"}, {"ROMANCE": 0}),
         ([], "eng_Shaw", {"eng_Shaw": "English (Shaw)"}, {"en": 0, "eng_Shaw": 0}),
         (["<2zh-Hans>", "<2zh-Hant>"], None, {"zh-Hans": "Chinese (Hans)", "zh-Hant": "Chinese (Hant)"},
          {"zh-Hant": 1, "zh": 0, "zho_Hans": 0}),

@@ -82,8 +82,6 @@ def evaluate(
     if record_to is not None:
         check_columns(record_to, RESULT_COLUMNS)
     text = read_text(folder, source, reference, config, data, test)
-    if target_language:  # several rows of a model may have the same sources
-        text = replace(text, name=f"{text.name} to {target_language}")
     if kinds is not None:
         text = replace(text, kinds=read_kinds(kinds, len(text.sources)))
     if hypotheses is not None:
@@ -102,10 +100,12 @@ def evaluate(
         progress=True,
         **vars(search),
     )
-    names = dict(zip(translator.languages.tokens, translator.languages.names, strict=True))
+    if target_language:  # several rows of a model may have the same sources; `de` and German are one language
+        languages = translator.languages
+        language = languages.names[languages.tokens.index(languages.find(target_language))]
+        text = replace(text, name=f"{text.name} to {language}", language=language)
     recorded = (read_languages(folder) or (None, "en"))[1]
-    language = names.get(target_language or "", target_language) or text.language or recorded
-    result = scores(translations, text.references, text.kinds, language)
+    result = scores(translations, text.references, text.kinds, text.language or recorded)
     result |= {"beam": search.num_beams, "alpha": search.length_penalty}
     if as_json:
         typer.echo(json.dumps({"test": text.name, **result}, indent=1))

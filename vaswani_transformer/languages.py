@@ -14,18 +14,34 @@ from .languages_vaswani_transformer import NAMES, find_language, split_code
 from .model_folder import CARD, CONVERSION_RECORD, EXPORT_RECORD, MANIFEST
 from .training_run import read_run
 
+# ISO 639-5, and names that OPUS-MT had before: the families that a model of several languages records.
+FAMILIES = {
+    "afa": "Afro-Asiatic", "art": "constructed", "bat": "Baltic", "bnt": "Bantu", "cel": "Celtic", "celtic": "Celtic",
+    "dra": "Dravidian", "fiu": "Finno-Ugrian", "gem": "Germanic", "gmq": "North Germanic", "gmw": "West Germanic",
+    "iir": "Indo-Iranian", "inc": "Indic", "ine": "Indo-European", "ira": "Iranian", "itc": "Italic",
+    "map": "Austronesian", "mkh": "Mon-Khmer", "mul": "many", "nic": "Niger-Kordofanian", "phi": "Philippine",
+    "poz": "Malayo-Polynesian", "roa": "Romance", "romance": "Romance", "scandinavia": "Scandinavian",
+    "sem": "Semitic", "sit": "Sino-Tibetan", "sla": "Slavic", "tai": "Tai", "trk": "Turkic", "tut": "Altaic",
+    "urj": "Uralic", "zle": "East Slavic", "zls": "South Slavic", "zlw": "West Slavic",
+}  # fmt: skip
+
 # What stands for a language in names of files and columns.
 ROLES = (("source", "src"), ("target", "tgt", "trg"))
 
 
 def name_languages(codes: Sequence[str]) -> list[str]:
-    """Return English names: `German` for `de` and `deu_Latn`, `Portuguese (BR)`, the code of a language not in `NAMES`.
+    """Return English names: `German` for `de` and `deu_Latn`, `Portuguese (BR)`, `Romance languages` for `roa`.
+
+    The code of a language that is not in `NAMES` is its name.
 
     A script is named only where another one of the same language is among the codes.
     """
     bases = [split_code(code)[0] for code in codes]
     named = []
     for code, base in zip(codes, bases, strict=True):
+        if base in FAMILIES:
+            named.append(f"{FAMILIES[base]} languages")
+            continue
         names = [name.capitalize() for name in NAMES.get(base, "").split() if len(name) > 3]  # codes have two or three
         region = "".join(re.split("[_-]", code, maxsplit=1)[1:])
         needs_region = region and (len(region) != 4 or bases.count(base) > 1)

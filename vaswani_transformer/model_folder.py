@@ -155,6 +155,7 @@ class ModelFolder:
             self._check_end(target, folder)
             return target
         if self.decoder_vocab_size != self.vocab_size:
+            read_tokenizer(self.path)  # raises for a folder that has none at all
             raise InputError(
                 f"{self.path}: the model has {self.vocab_size} source and {self.decoder_vocab_size} target tokens; it "
                 f"needs a second tokenizer for its translations: {folder / 'tokenizer.json'}"

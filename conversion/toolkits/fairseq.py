@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.lines import read_lines
+from vaswani_transformer.model_folder import enumerate_names
 
 from ..checkpoint_files import find_file, load_checkpoint, save_pickle
 from ..folder import OurModel
@@ -137,7 +138,10 @@ def read(path: Path, reasons: Reasons) -> Description:
     }
     rules = make_rules(config, bool(options.get("encoder_learned_pos")))
     in_source = read_places(options) if languages else None
-    vocabulary = read_vocabulary(path.parent, options, count_embeddings(tensors, rules), in_source is not None)
+    rows = count_embeddings(tensors, rules)
+    if not languages and options.get("source_lang") is None:
+        options |= find_language_pair(path.parent, rows)
+    vocabulary = read_vocabulary(path.parent, options, rows, in_source is not None)
     unscaled = (SOURCE, TARGET) if options.get("no_scale_embedding") else ()
     kept = {name: options.get(name) for name in ("arch", "source_lang", "target_lang")}
     return Description(
@@ -227,6 +231,8 @@ def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int], h
     present = [file for file in files if file]
     if len(present) < 2:
         missing = " and ".join(f"dict.{lang}.txt" for lang, file in zip(languages, files, strict=True) if file is None)
+        others = enumerate_names(sorted(file.name for file in {*folder.glob("dict.*.txt")} - {*present}))
+        missing += f" (rename {others})" if others else ""
         why = f"the checkpoint comes without {missing}. Ids are fairseq's"
         return number_tokens(SPECIAL, rows, why, **IDS)
     added = name_language_tokens(options)
@@ -237,6 +243,20 @@ def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int], h
     if hides_languages:
         vocabulary.hide_languages(dict(zip(list_languages(options), added, strict=False)))  # added has <mask>, too
     return add_tokenizers(vocabulary, folder, languages)
+
+
+def find_language_pair(folder: Path, rows: list[int]) -> dict[str, str]:
+    """Return source_lang and target_lang by the sizes of the dictionaries; nothing unless they tell both.
+
+    A checkpoint does not record what its training has inferred from the names of the data.
+    rows: the source's and the target's number of embeddings
+    """
+    languages = {}
+    for name, size in zip(DEFAULT_LANGUAGES, rows, strict=True):
+        sizes = {file: len(SPECIAL) + len(read_counted_words(file)) for file in folder.glob("dict.*.txt")}
+        found = [file.name.split(".")[1] for file, its_size in sizes.items() if its_size == size]
+        languages |= {name: found[0]} if len(found) == 1 else {}
+    return languages if len({*languages.values()}) == 2 else {}
 
 
 def name_language_tokens(options: Mapping[str, Any]) -> list[str]:

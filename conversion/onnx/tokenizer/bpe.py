@@ -83,7 +83,7 @@ def list_unsupported(content: dict[str, Any], settings: dict[str, Any]) -> list[
         steps = steps[1:]
     is_byte_level = [read_type(step) for step in steps] == ["ByteLevel"]
     if not is_byte_level or steps[0].get("add_prefix_space") or not steps[0].get("use_regex", True):
-        found.append(f"pre_tokenizer {json.dumps(content.get('pre_tokenizer'))}")
+        found.append(f"pre_tokenizer {json.dumps(content.get('pre_tokenizer'))[:80]}")
     symbols = list_symbols(content)
     found += [f"added_tokens {token['content']!r} with rstrip" for token in symbols if token.get("rstrip")]
     if content.get("normalizer") is not None:
