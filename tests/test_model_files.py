@@ -23,7 +23,7 @@ from vaswani_transformer import (
     TorchTranslator,
     Translator,
     VaswaniTransformerForConditionalGeneration,
-    tokenizer_files,
+    tokenizer_steps,
 )
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.hub_files import find_folder
@@ -249,8 +249,8 @@ def test_no_accepted_tokenizer_makes_longer_texts(steps, text, most):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Sequence(steps)
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(BrokenFileError):
-        patch.setattr(tokenizer_files, "MOST_LETTERS_OF_A_LETTER", most)
-        tokenizer_files.check_growth(Path("tokenizer.json"), tokenizer)
+        patch.setattr(tokenizer_steps, "MOST_LETTERS_OF_A_LETTER", most)
+        tokenizer_steps.check_growth(Path("tokenizer.json"), tokenizer)
         assert len(tokenizer.normalizer.normalize_str(text)) < most * (len(text) + 1)  # the end counts as a letter
 
 

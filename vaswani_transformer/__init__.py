@@ -16,9 +16,9 @@ translator.py                     texts -> sentences (sentences_..., languages_.
                                   batches at the same time; doubts.py: translations that a reader should look at
 pipeline_...                      `pipeline("translation")`
 tokenization.py                   trains a tokenizer
-model_folder.py, loading.py       read and check a model folder; tokenizer_files.py: its tokenizers; files.py: single
-                                  files; hub_files.py downloads one; languages.py: the languages that its records name;
-                                  atomic.py writes files and folders
+model_folder.py, loading.py       read and check a model folder; tokenizer_files.py: its tokenizers, tokenizer_steps.py:
+                                  what their steps may do; files.py: single files; hub_files.py downloads a folder;
+                                  languages.py: the languages that its records name; atomic.py writes files and folders
 cli.py, options.py                the commands; model_argument.py: the MODEL of each; `translate`: unwrap.py,
                                   translate_lines.py, in parts translate_file.py; programs.py, doctor.py,
                                   tried_versions.py

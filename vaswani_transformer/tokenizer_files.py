@@ -1,9 +1,7 @@
 """tokenizer.json and tokenizer_config.json: read and checked here, so that all runtimes use the same tokenizer."""
 
-import base64
 import json
 import os
-import re
 import reprlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,38 +11,15 @@ from typing import TYPE_CHECKING, Any
 from .errors import BrokenFileError, InputError, one_line
 from .files import CONVERSION_NOTES, check_readable, read_json_object
 from .sentences_vaswani_transformer import LANGUAGE_TOKEN
+from .tokenizer_steps import check_growth, check_patterns
 
 if TYPE_CHECKING:  # imported where it is used, so that --help is fast
     from tokenizers import Tokenizer
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 RARE_TEXT = "\u0378 \u4dc0 \U0001fae0"  # an unassigned character, a hexagram and an emoji
 MOST_TOKENS_OF_A_LETTER = 100  # the letter itself, and what a post-processor puts around each sentence
-MOST_LETTERS_OF_A_LETTER = 10_000  # by all steps of a tokenizer; SentencePiece's normalisation may make 18
-# Steps of tokenizers that may double each letter, besides those with a text to insert. A second ByteLevel encodes what
-# the first has made; the others insert a space everywhere if the text that they replace is empty.
-DOUBLING = ("ByteLevel", "BPEDecoder", "CTC")
-# Of regular expressions: an escaped character or a set, a group without another inside, and a repetition.
-ESCAPE_OR_SET = re.compile(r"\\[pP]\{[^}]*\}|\\.|\[(?:\\.|[^\]])*\]")
-INNER_GROUP = re.compile(r"\(([^()]*)\)([+*]|\{\d*,)?")
-REPETITION = re.compile(r"[+*]|\{\d*,\d*\}")
-# Entries of tokenizer_config.json that are read and published. Others name files or code, or add tokens that
-# tokenizer.json and the model do not have.
-SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
-SIDES = ("left", "right")
-# Each with a test of its value, and what the value must be.
-TOKENIZER_SETTINGS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **{name: (lambda value: isinstance(value, str), "a string") for name in SPECIAL_TOKENS},
-    **{name: (lambda value: value in SIDES, "left or right") for name in ("padding_side", "truncation_side")},
-    **{
-        name: (lambda value: isinstance(value, bool), "true or false")
-        for name in ("clean_up_tokenization_spaces", "split_special_tokens")
-    },
-    "model_max_length": (lambda value: type(value) in (int, float) and value > 0, "a number above 0"),
-    "model_input_names": (
-        lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value), "a list of strings"
-    ),
-}  # fmt: skip
 
 
 def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str = "vocab_size") -> "Tokenizer":
@@ -97,79 +72,76 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
     return tokenizer
 
 
-def check_growth(path: Path, tokenizer: "Tokenizer") -> None:
-    """Raise BrokenFileError naming the step by which a short text would fill the memory.
+def keep_symbols(content: dict[str, Any], settings: dict[str, Any]) -> bool:
+    """Make added tokens of tokenizer.json, except control tokens, stay whole in any text. Return whether any changed.
 
-    A step multiplies what an earlier one has inserted only if it matches a letter of it, which the escapes of a toolkit
-    do not do.
+    `add_special_tokens` of transformers adds tags and language codes as special tokens, which `split_special_tokens`
+    would split like a typed </s>. Symbols that are not special are found in the normalised text, as `train_tokenizer`
+    adds them.
     """
-    for names in (("normalizer", "pre_tokenizer"), ("decoder",)):
-        most = floor = 1.0  # the most letters that any letter has become, and one that no step has inserted
-        inserted: dict[str, float] = {}  # the same for the letters of inserted texts
-        for name, step in list_steps(tokenizer, names):
-            text = step.get("content", step.get("prepend")) if step["type"] in ("Replace", "Prepend") else None
-            matched = "" if text is None else step.get("pattern", {}).get("String", "")
-            before = max((inserted.get(letter, floor) for letter in matched), default=most)
-            after = before * measure_growth(step, text, matched)
-            most = max(most, after)
-            if most > MOST_LETTERS_OF_A_LETTER:
-                raise BrokenFileError(
-                    f"{path}: {name} may make {most:,.0f} letters of one, with its step {step['type']} "
-                    f"{reprlib.repr(text or '')}; at most {MOST_LETTERS_OF_A_LETTER:,} are supported: shorten or "
-                    "remove the step"
-                )
-            if text is None:  # it may turn an inserted letter into any other
-                floor, inserted = most, {}
-            else:
-                inserted |= {letter: max(inserted.get(letter, floor), after) for letter in text}
+    control = {settings[name] for name in SPECIAL_TOKENS if name in settings}
+    if not control:  # no tokenizer_config.json
+        special = (token["content"] for token in content.get("added_tokens", []) if token["special"])
+        control = {token for token in special if not LANGUAGE_TOKEN.fullmatch(token)}
+    control |= set(find_texts(content.get("post_processor")))  # [CLS]
+    changed = False
+    for token in content.get("added_tokens", []):
+        if token["special"] and token["content"] not in control:
+            token |= {"special": False, "normalized": True}
+            changed = True
+    return changed
 
 
-def measure_growth(step: dict[str, Any], text: str | None, matched: str) -> float:
-    """Return the largest number of letters that a step of a tokenizer makes of one.
-
-    text: what the step inserts, if it is given.  matched: what it replaces; "" for a place or a regular expression
-    """
-    if text is not None:
-        return max(1, len(text) / len(matched) if matched else 1 + len(text))
-    if step["type"] == "Precompiled":  # of SentencePiece: the size of a trie, the trie, texts that end in a zero
-        charsmap = base64.b64decode(step["precompiled_charsmap"])
-        return max(map(len, charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")), default=1)
-    return 2 if step["type"] in DOUBLING else 1
+def find_texts(part: Any) -> Iterator[str]:
+    """Yield all strings and keys in a part of a JSON file."""
+    if isinstance(part, str):
+        yield part
+    elif isinstance(part, dict | list):
+        for inner in part:
+            yield from find_texts(inner)
+        if isinstance(part, dict):
+            yield from find_texts(list(part.values()))
 
 
-def check_patterns(path: Path, tokenizer: "Tokenizer") -> None:
-    """Raise BrokenFileError naming a regular expression that can keep the library busy for minutes, as `(a+)+b` can."""
-    for name, step in list_steps(tokenizer, ("normalizer", "pre_tokenizer", "decoder")):
-        pattern = step["pattern"].get("Regex") if isinstance(step.get("pattern"), dict) else None
-        if pattern is not None and has_nested_repetition(pattern):
-            raise BrokenFileError(
-                f"{path}: {name} has the pattern {reprlib.repr(pattern)}, which may take minutes for a short text; "
-                "write it without a repetition inside a repeated group"
-            )
+def plain_tokenizer(path: Path) -> bytes:
+    """Return the content of tokenizer.json without truncation and padding, which `Tokenizer.from_file` would apply."""
+    content = read_json_object(path) | {"truncation": None, "padding": None}
+    return json.dumps(content, indent=2, ensure_ascii=False).encode()  # formatted as tokenizers does
 
 
-def has_nested_repetition(pattern: str) -> bool:
-    """Return whether a regular expression repeats a group that has a repetition inside, in whatever groups."""
-    rest = ESCAPE_OR_SET.sub("x", pattern)
-    while group := INNER_GROUP.search(rest):
-        inside, repeated = REPETITION.search(group[1]), group[2]
-        if inside and repeated:
-            return True
-        rest = rest[: group.start()] + ("x+" if inside else f"x{repeated or ''}") + rest[group.end() :]
-    return False
+# ---- tokenizer_config.json -------------------------------------------------------------------------------------------
+
+# Entries of tokenizer_config.json that are read and published, each with a test of its value, and what that must be.
+# Others name files or code, or add tokens that tokenizer.json and the model do not have.
+TOKENIZER_SETTINGS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(SPECIAL_TOKENS, (lambda value: isinstance(value, str), "a string")),
+    **dict.fromkeys(("padding_side", "truncation_side"), (lambda value: value in ("left", "right"), "left or right")),
+    "clean_up_tokenization_spaces": (lambda value: isinstance(value, bool), "true or false"),
+    "split_special_tokens": (lambda value: isinstance(value, bool), "true or false"),
+    "model_max_length": (lambda value: type(value) in (int, float) and value > 0, "a number above 0"),
+    "model_input_names": (
+        lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value), "a list of strings"
+    ),
+}  # fmt: skip
 
 
-def list_steps(tokenizer: "Tokenizer", names: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the steps of these parts, each with the name of its part; those of a sequence one by one."""
-    for name in names:
-        part = getattr(tokenizer, name)
-        steps = [] if part is None else [json.loads(part.__getstate__())]
-        while steps:
-            step = steps.pop(0)
-            if step["type"] == "Sequence":
-                steps = [inner for value in step.values() if isinstance(value, list) for inner in value] + steps
-            else:
-                yield name, step
+def read_tokenizer_settings(folder: Path) -> dict[str, Any]:
+    """Read the entries of tokenizer_config.json that are used, {} if there is no such file. Raises BrokenFileError."""
+    path = folder / "tokenizer_config.json"
+    if not os.path.lexists(path):
+        return {}
+    content = read_json_object(path)
+    settings = {name: content[name] for name in TOKENIZER_SETTINGS if content.get(name) is not None}
+    for name, value in settings.items():
+        if name in SPECIAL_TOKENS and isinstance(value, dict):  # an AddedToken, as older transformers saved it
+            value = settings[name] = value.get("content")
+        fits, kind = TOKENIZER_SETTINGS[name]
+        if not fits(value):
+            raise BrokenFileError(f"{path}: {name} is {reprlib.repr(value)}; it must be {kind}")
+    return settings
+
+
+# ---- errors of the tokenizers library --------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -216,56 +188,3 @@ def silence_stderr() -> Iterator[None]:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-
-
-def keep_symbols(content: dict[str, Any], settings: dict[str, Any]) -> bool:
-    """Make added tokens of tokenizer.json, except control tokens, stay whole in any text. Return whether any changed.
-
-    `add_special_tokens` of transformers adds tags and language codes as special tokens, which `split_special_tokens`
-    would split like a typed </s>. Symbols that are not special are found in the normalised text, as `train_tokenizer`
-    adds them.
-    """
-    control = {settings[name] for name in SPECIAL_TOKENS if name in settings}
-    if not control:  # no tokenizer_config.json
-        special = (token["content"] for token in content.get("added_tokens", []) if token["special"])
-        control = {token for token in special if not LANGUAGE_TOKEN.fullmatch(token)}
-    control |= set(find_texts(content.get("post_processor")))  # [CLS]
-    changed = False
-    for token in content.get("added_tokens", []):
-        if token["special"] and token["content"] not in control:
-            token |= {"special": False, "normalized": True}
-            changed = True
-    return changed
-
-
-def find_texts(part: Any) -> Iterator[str]:
-    """Yield all strings and keys in a part of a JSON file."""
-    if isinstance(part, str):
-        yield part
-    elif isinstance(part, dict | list):
-        for inner in part:
-            yield from find_texts(inner)
-        if isinstance(part, dict):
-            yield from find_texts(list(part.values()))
-
-
-def read_tokenizer_settings(folder: Path) -> dict[str, Any]:
-    """Read the entries of tokenizer_config.json that are used, {} if there is no such file. Raises BrokenFileError."""
-    path = folder / "tokenizer_config.json"
-    if not os.path.lexists(path):
-        return {}
-    content = read_json_object(path)
-    settings = {name: content[name] for name in TOKENIZER_SETTINGS if content.get(name) is not None}
-    for name, value in settings.items():
-        if name in SPECIAL_TOKENS and isinstance(value, dict):  # an AddedToken, as older transformers saved it
-            value = settings[name] = value.get("content")
-        fits, kind = TOKENIZER_SETTINGS[name]
-        if not fits(value):
-            raise BrokenFileError(f"{path}: {name} is {reprlib.repr(value)}; it must be {kind}")
-    return settings
-
-
-def plain_tokenizer(path: Path) -> bytes:
-    """Return the content of tokenizer.json without truncation and padding, which `Tokenizer.from_file` would apply."""
-    content = read_json_object(path) | {"truncation": None, "padding": None}
-    return json.dumps(content, indent=2, ensure_ascii=False).encode()  # formatted as tokenizers does

@@ -1,0 +1,98 @@
+"""Refuse a tokenizer.json with a step by which a short text would fill the memory, or take minutes."""
+
+import base64
+import json
+import re
+import reprlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import BrokenFileError
+
+if TYPE_CHECKING:  # imported where it is used, so that --help is fast
+    from tokenizers import Tokenizer
+
+MOST_LETTERS_OF_A_LETTER = 10_000  # by all steps of a tokenizer; SentencePiece's normalisation may make 18
+# Steps of tokenizers that may double each letter, besides those with a text to insert. A second ByteLevel encodes what
+# the first has made; the others insert a space everywhere if the text that they replace is empty.
+DOUBLING = ("ByteLevel", "BPEDecoder", "CTC")
+# Of regular expressions: an escaped character or a set, a group without another inside, and a repetition.
+ESCAPE_OR_SET = re.compile(r"\\[pP]\{[^}]*\}|\\.|\[(?:\\.|[^\]])*\]")
+INNER_GROUP = re.compile(r"\(([^()]*)\)([+*]|\{\d*,)?")
+REPETITION = re.compile(r"[+*]|\{\d*,\d*\}")
+
+
+def list_steps(tokenizer: "Tokenizer", names: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the steps of these parts, each with the name of its part; those of a sequence one by one."""
+    for name in names:
+        part = getattr(tokenizer, name)
+        steps = [] if part is None else [json.loads(part.__getstate__())]
+        while steps:
+            step = steps.pop(0)
+            if step["type"] == "Sequence":
+                steps = [inner for value in step.values() if isinstance(value, list) for inner in value] + steps
+            else:
+                yield name, step
+
+
+def check_growth(path: Path, tokenizer: "Tokenizer") -> None:
+    """Raise BrokenFileError naming the step by which a short text would fill the memory.
+
+    A step multiplies what an earlier one has inserted only if it matches a letter of it, which the escapes of a toolkit
+    do not do.
+    """
+    for names in (("normalizer", "pre_tokenizer"), ("decoder",)):
+        most = floor = 1.0  # the most letters that any letter has become, and one that no step has inserted
+        inserted: dict[str, float] = {}  # the same for the letters of inserted texts
+        for name, step in list_steps(tokenizer, names):
+            text = step.get("content", step.get("prepend")) if step["type"] in ("Replace", "Prepend") else None
+            matched = "" if text is None else step.get("pattern", {}).get("String", "")
+            before = max((inserted.get(letter, floor) for letter in matched), default=most)
+            after = before * measure_growth(step, text, matched)
+            most = max(most, after)
+            if most > MOST_LETTERS_OF_A_LETTER:
+                raise BrokenFileError(
+                    f"{path}: {name} may make {most:,.0f} letters of one, with its step {step['type']} "
+                    f"{reprlib.repr(text or '')}; at most {MOST_LETTERS_OF_A_LETTER:,} are supported: shorten or "
+                    "remove the step"
+                )
+            if text is None:  # it may turn an inserted letter into any other
+                floor, inserted = most, {}
+            else:
+                inserted |= {letter: max(inserted.get(letter, floor), after) for letter in text}
+
+
+def measure_growth(step: dict[str, Any], text: str | None, matched: str) -> float:
+    """Return the largest number of letters that a step of a tokenizer makes of one.
+
+    text: what the step inserts, if it is given.  matched: what it replaces; "" for a place or a regular expression
+    """
+    if text is not None:
+        return max(1, len(text) / len(matched) if matched else 1 + len(text))
+    if step["type"] == "Precompiled":  # of SentencePiece: the size of a trie, the trie, texts that end in a zero
+        charsmap = base64.b64decode(step["precompiled_charsmap"])
+        return max(map(len, charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")), default=1)
+    return 2 if step["type"] in DOUBLING else 1
+
+
+def check_patterns(path: Path, tokenizer: "Tokenizer") -> None:
+    """Raise BrokenFileError naming a regular expression that can keep the library busy for minutes, as `(a+)+b` can."""
+    for name, step in list_steps(tokenizer, ("normalizer", "pre_tokenizer", "decoder")):
+        pattern = step["pattern"].get("Regex") if isinstance(step.get("pattern"), dict) else None
+        if pattern is not None and has_nested_repetition(pattern):
+            raise BrokenFileError(
+                f"{path}: {name} has the pattern {reprlib.repr(pattern)}, which may take minutes for a short text; "
+                "write it without a repetition inside a repeated group"
+            )
+
+
+def has_nested_repetition(pattern: str) -> bool:
+    """Return whether a regular expression repeats a group that has a repetition inside, in whatever groups."""
+    rest = ESCAPE_OR_SET.sub("x", pattern)
+    while group := INNER_GROUP.search(rest):
+        inside, repeated = REPETITION.search(group[1]), group[2]
+        if inside and repeated:
+            return True
+        rest = rest[: group.start()] + ("x+" if inside else f"x{repeated or ''}") + rest[group.end() :]
+    return False
