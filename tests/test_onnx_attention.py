@@ -191,7 +191,7 @@ def test_an_export_with_wrong_attention_leaves_no_files(exported: Path, folder: 
     def attend_to_later_tokens(graph: onnx.GraphProto) -> None:
         (chosen,) = (node for body in walk_graphs(graph) for node in body.node if node.op_type == "If")
         (branch,) = (attribute.g for attribute in chosen.attribute if attribute.name == "else_branch")
-        (causal,) = (node for node in branch.node if node.op_type == "Less")
+        (causal,) = (node for node in branch.node if node.op_type == "LessOrEqual")
         causal.input[0] = causal.input[1]
 
     wrong = pytest.raises(ProofError, match="attention weights differ by")

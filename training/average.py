@@ -12,6 +12,7 @@ from vaswani_transformer.atomic import atomic_folder, check_new_folder
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.model_folder import WEIGHTS
+from vaswani_transformer.training_run import RECORD
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -48,8 +49,9 @@ def average(
             raise BrokenFileError(f"{error}; choose checkpoints without {folder.name}") from error
     check_new_folder(output)
     output.absolute().parent.mkdir(parents=True, exist_ok=True)
-    last_folder = folders[-1]  # whose files other than the weights are taken; a checkpoint's records are its run's
-    records = last_folder.parent.parent if last_folder.parent.name == "checkpoints" else last_folder
+    records = folders[-1].absolute()  # whose files other than the weights are taken
+    if (run := records.parent.parent / RECORD).is_file() and records.parent.name == "checkpoints":
+        records = run.parent
     with atomic_folder(output) as unfinished:
         write_model(folders, unfinished, languages=read_languages(records))
         copy_conversion(records, unfinished)
