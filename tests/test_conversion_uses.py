@@ -155,7 +155,9 @@ def test_a_fine_tuned_m2m100_or_nllb_returns_to_plain_transformers(kind: str, tm
         )
 
 
-def test_the_average_of_a_converted_model_keeps_its_languages_and_the_way_back(tmp_path: Path):
+def test_the_average_of_a_converted_model_keeps_its_languages_and_the_way_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """And so does the average of the checkpoints of its fine-tuning, which lie in the folder of their run."""
     theirs = opus_folder(tmp_path / "theirs", [], False)
     change_json(theirs / "tokenizer_config.json", source_lang="fi", target_lang="sv")
@@ -163,8 +165,10 @@ def test_the_average_of_a_converted_model_keeps_its_languages_and_the_way_back(t
     main([str(theirs), str(run)])
     checkpoint = run / "checkpoints/step-1"
     shutil.copytree(run, checkpoint, ignore=shutil.ignore_patterns("conversion.json", "CONVERSION.md", "original"))
-    for model, name in ((run, "model"), (checkpoint, "checkpoint")):
-        average([str(model), str(model), "--output", str(tmp_path / name)])
+    (run / "run.json").write_text("{}")
+    monkeypatch.chdir(run / "checkpoints")
+    for model, name in ((str(run), "model"), ("step-1", "checkpoint")):
+        average([model, model, "--output", str(tmp_path / name)])
         assert read_languages(tmp_path / name) == ("fi", "sv")
         main([str(tmp_path / name), str(tmp_path / f"{name}-back"), "--to", "hf-marian"])
         before, after = (load_file(folder / "model.safetensors") for folder in (theirs, tmp_path / f"{name}-back"))
