@@ -50,8 +50,9 @@ def average(
     check_new_folder(output)
     output.absolute().parent.mkdir(parents=True, exist_ok=True)
     records = folders[-1].absolute()  # whose files other than the weights are taken
-    if (run := records.parent.parent / RECORD).is_file() and records.parent.name == "checkpoints":
-        records = run.parent
+    run = records.parent.parent
+    if records.parent.name == "checkpoints" and (run / RECORD).is_file():
+        records = run
     with atomic_folder(output) as unfinished:
         write_model(folders, unfinished, languages=read_languages(records))
         copy_conversion(records, unfinished)

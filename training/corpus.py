@@ -13,7 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from itertools import chain, compress
@@ -189,12 +189,12 @@ def load_corpus(
     key = hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16]
     folder = cache / key
     while folder.exists():
-        with open_folder(folder) as descriptor:
+        with suppress(FileNotFoundError), open_folder(folder) as descriptor:  # another run may remove it meanwhile
             try:
                 return open_corpus(folder)
             except BrokenFileError as error:
                 say(f"{error}; tokenising again")
-                if folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat()):
+                if os.path.samestat(os.fstat(descriptor), folder.stat()):
                     remove(folder)  # and not the one that a run that shares the cache has put in its place
     try:
         cache.mkdir(parents=True, exist_ok=True)
