@@ -1,12 +1,12 @@
-"""Does a converted model of OPUS-MT translate as MarianMTModel does, with the same settings?
+"""Does a converted model of OPUS-MT translate as MarianMTModel does?
 
-    python -m benchmarks.conversion_opus opus-mt-en-de --texts text.en --lines 400 --num-beams 4
+    python -m benchmarks.conversion_opus opus-mt-en-de --texts text.en --lines 400
 
 Row:  a folder with a MarianMTModel, converted for the comparison.
 Unit: texts. `same_ids` counts those for which both tokenizers give the same ids, `same` those with the same tokens and
-      text of the translation. `higher` and `lower` count the others by our score: the search of transformers drops a
-      finished hypothesis that is not among the best `num_beams` of its step, and ours keeps it.
-Peer: MarianMTModel and MarianTokenizer of transformers, with length penalty 0.
+      text of the translation.
+Peer: MarianMTModel and its tokenizer of transformers, with the same settings: the folder's own unless options say
+      otherwise.
 """
 
 import tempfile
@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from transformers import MarianMTModel, MarianTokenizer
+from transformers import AutoTokenizer, MarianMTModel
 
 from conversion.convert import import_checkpoint
 from vaswani_transformer import TorchTranslator
@@ -32,7 +32,8 @@ def compare(
     folders: Annotated[list[Path], typer.Argument(help="Folders with a MarianMTModel.")],
     texts: Annotated[Path, typer.Option(help="A text file, a sentence per line.")],
     lines: Annotated[int, typer.Option(min=1, help="Lines of it to translate.")] = 400,
-    num_beams: Annotated[int, typer.Option(min=1, help="Beam size.")] = 4,
+    num_beams: Annotated[int | None, typer.Option(min=1, help="Beam size.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="Exponent of the length.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a translation.")] = 100,
     target_language: Annotated[
         str | None, typer.Option(help="Of models with language tokens, such as >>deu<<.")
@@ -41,7 +42,8 @@ def compare(
 ) -> None:
     """Compare converted models with MarianMTModel."""
     sources = list(islice(read_lines(texts), lines))
-    search = {"num_beams": num_beams, "length_penalty": 0.0, "max_new_tokens": max_new_tokens}
+    given = {"num_beams": num_beams, "length_penalty": length_penalty, "max_new_tokens": max_new_tokens}
+    search = {name: value for name, value in given.items() if value is not None}
     report([compare_folder(folder, sources, search, target_language) for folder in folders], record)
 
 
@@ -49,30 +51,25 @@ def compare(
 def compare_folder(folder: Path, sources: list[str], search: dict[str, Any], language: str | None) -> Row:
     marian: Any = MarianMTModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
     marian.generation_config.forced_eos_token_id = None  # an end that the model does not predict
-    tokenizer: Any = MarianTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     with tempfile.TemporaryDirectory() as parent:
         import_checkpoint(folder, Path(parent, "converted"))
         ours = TorchTranslator.from_pretrained(Path(parent, "converted"), device="cpu")
-    language = language if ours.languages.tokens else None
-    tagged = ours.add_language(sources, language)
+    tagged = ours.add_language(sources, language if ours.languages.tokens else None)
     ids = [tokenizer(text)["input_ids"] for text in tagged]
-    found = ours.find_hypotheses(sources, **search, split_sentences=False, target_language=language)
+    found = ours.find_hypotheses(tagged, **search, split_sentences=False)
     expected = translate(marian, ids, search)
-
-    counts = dict.fromkeys(("same", "higher", "lower"), 0)
-    for row, tokens, (best, *_) in zip(ids, expected, found, strict=True):
-        if best.tokens == tokens and best.text == tokenizer.decode(tokens, skip_special_tokens=True):
-            counts["same"] += 1
-            continue
-        batch = {"input_ids": torch.tensor([row]), "labels": torch.tensor([tokens])}
-        log_probabilities = marian(**batch).logits.log_softmax(-1)[0].gather(-1, batch["labels"].T).sum().item()
-        counts["higher" if best.score > log_probabilities else "lower"] += 1
+    settings = ours.change_search(**search)
     return {
         "checkpoint": folder.name,
-        "num_beams": search["num_beams"],
+        "num_beams": settings.num_beams,
+        "length_penalty": settings.length_penalty,
         "texts": len(sources),
         "same_ids": sum(ours.tokenizer(text)["input_ids"] == row for text, row in zip(tagged, ids, strict=True)),
-        **counts,
+        "same": sum(
+            best.tokens == tokens and best.text == tokenizer.decode(tokens, skip_special_tokens=True)
+            for tokens, (best, *_) in zip(expected, found, strict=True)
+        ),
         "mean_tokens": f"{sum(map(len, expected)) / len(expected):.1f}",
     }
 

@@ -42,7 +42,15 @@ SETTINGS = (
     "share_encoder_decoder_embeddings tie_word_embeddings"
 ).split()
 
-SEARCH = ("num_beams", "length_penalty", "early_stopping", "extra_length", "max_new_tokens", "min_new_tokens")
+SEARCH = (
+    "beam_search",
+    "num_beams",
+    "length_penalty",
+    "early_stopping",
+    "extra_length",
+    "max_new_tokens",
+    "min_new_tokens",
+)
 SEARCH += tuple(REPETITION)
 # What models of transformers have that this architecture does not, by `model_type`.
 MBART = "an mBART or BART model, which normalises its embeddings in a layer of their own"

@@ -9,14 +9,15 @@ import pytest
 import torch
 from conftest import tiny_config
 from golden import Golden, converted, golden, refusal
-from saved_model import GERMAN, change_json, trained_model, trained_tokenizer, untrained_model
+from saved_model import ENGLISH, GERMAN, change_json, trained_model, trained_tokenizer, untrained_model
 from transformers import AutoTokenizer, MarianMTModel
 
 from conversion.__main__ import main
 from conversion.checkpoint_files import load_checkpoint
 from conversion.convert import READERS, WRITERS
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import Translator, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.loading import load_model
+from vaswani_transformer.model_folder import ModelFolder
 from vaswani_transformer.tokenization import train_tokenizer
 
 
@@ -184,7 +185,7 @@ def test_a_forced_first_token_is_written_or_named(tmp_path: Path, capsys: pytest
     assert "(id 7), which ctranslate2 must be given as a prefix" in capsys.readouterr().out
 
 
-def test_both_tokenizers_are_written_for_transformers(tmp_path: Path):
+def test_both_tokenizers_are_written_for_transformers_and_read_again(tmp_path: Path):
     model = VaswaniTransformerForConditionalGeneration(tiny_config(layer_norm_eps=1e-5, vocab_size=300))
     model.save_pretrained(tmp_path / "ours")
     trained_tokenizer().save_pretrained(tmp_path / "ours")
@@ -194,6 +195,21 @@ def test_both_tokenizers_are_written_for_transformers(tmp_path: Path):
         AutoTokenizer.from_pretrained(tmp_path / "theirs", subfolder=folder) for folder in ("", "target_tokenizer")
     )
     assert (len(source), len(target)) == (300, 270)
+    main([str(tmp_path / "theirs"), str(tmp_path / "back")])
+    before, after = ModelFolder(tmp_path / "ours"), ModelFolder(tmp_path / "back")
+    texts = [*ENGLISH, *GERMAN, "</s> <s>", "x\u00a0y  \N{GRINNING FACE}"]
+    for ours, back in ((before.tokenizer, after.tokenizer), (before.target_tokenizer, after.target_tokenizer)):
+        assert [back.encode(text).ids for text in texts] == [ours.encode(text).ids for text in texts]
+
+
+def test_one_tokenizer_for_both_languages_is_read_again(tmp_path: Path):
+    untrained_model(layer_norm_eps=1e-5).save_pretrained(tmp_path / "ours")
+    trained_tokenizer().save_pretrained(tmp_path / "ours")
+    main(["--to", "hf-marian", str(tmp_path / "ours"), str(tmp_path / "theirs")])
+    main([str(tmp_path / "theirs"), str(tmp_path / "back")])
+    translators = (Translator.from_pretrained(tmp_path / name, device="cpu") for name in ("ours", "back"))
+    ours, back = (translator.translate(ENGLISH, num_beams=1, max_new_tokens=9) for translator in translators)
+    assert ours == back
 
 
 @pytest.mark.parametrize("name", ["marian", "fairseq", "hf-marian", "opennmt-py", "tensor2tensor", "sockeye"])

@@ -241,7 +241,10 @@ def test_settings_of_the_search_come_along(tmp_path: Path, capsys):
     }
     said = capsys.readouterr().out
     assert "The search here does not have the checkpoint's renormalize_logits True, bad_words_ids [7, 8]." in said
-    assert "search: num_beams=6, length_penalty=0.8, early_stopping=False, max_new_tokens=32" in said
+    assert (
+        "search: beam_search=transformers, num_beams=6, length_penalty=0.8, early_stopping=False, max_new_tokens=32"
+        in said
+    )
     translator = Translator.from_pretrained(tmp_path / "ours", device="cpu")
     assert translator.search.num_beams == 6 and translator.search.max_new_tokens == 32
     paper = {"num_beams": 4, "length_penalty": 0.6, "early_stopping": "never", "extra_length": 50}
@@ -260,7 +263,7 @@ def test_settings_come_along_without_a_number_of_beams(tmp_path: Path):
     (theirs / "config.json").write_text(json.dumps(config))
     main([str(theirs), str(tmp_path / "ours")])
     found = json.loads((tmp_path / "ours" / "generation_config.json").read_text())
-    assert (found["num_beams"], found["length_penalty"], found["early_stopping"]) == (4, 0.6, "never")  # the paper's
+    assert (found["num_beams"], found["length_penalty"], found["early_stopping"]) == (4, 1.0, False)
     assert (found["max_new_tokens"], found["min_new_tokens"], found["forced_bos_token_id"]) == (32, 5, 5)
     assert found["suppress_tokens"] == [7, 61] and "extra_length" not in found
     model: Any = MarianMTModel.from_pretrained(theirs, local_files_only=True).eval()

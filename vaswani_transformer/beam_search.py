@@ -27,7 +27,8 @@ from .modeling_vaswani_transformer import (
     EMPTY_SCORE,
     VALID_ABOVE,
     VaswaniTransformerForConditionalGeneration,
-    gnmt_length_penalty,
+    score_divisor,
+    searches_as_transformers,
     target_vocab_size,
 )
 from .search_vaswani_transformer import NO_MAXIMUM, SearchSettings
@@ -158,13 +159,14 @@ def encode(
     if model.config.learned_positions is not None:  # learned positions end there
         limits = limits.clamp(max=model.config.learned_positions - 1)
     alpha = settings.length_penalty
+    limit_penalties = score_divisor(limits.float(), alpha, searches_as_transformers(model))
     keys, values = memory_keys_and_values(model.model.decoder, states)
     return Memory(
         keys=[tensor.contiguous() for tensor in keys],
         values=[tensor.contiguous() for tensor in values],
         bias=((1 - attention_mask).float() * MASKED)[:, None, None],
         limits=limits,
-        limit_penalties=torch.where(alpha > 0, gnmt_length_penalty(limits.float(), alpha), math.inf),
+        limit_penalties=torch.where(alpha > 0, limit_penalties, math.inf),
     )
 
 
@@ -189,7 +191,8 @@ def search_constants(
     is_greedy = slots[-1] == 0  # beams == 1, as a tensor: `beams` is symbolic in an export
     assumed_growth = torch.where(alpha > 0, lookahead.clamp(min=0), 0)
     # Greedy search keeps only the better of its two candidates.
-    may_finish = ((candidates == 0) | ~is_greedy) & (lengths > settings.min_new_tokens)[:, None]
+    may_finish = candidates < beams if searches_as_transformers(model) else (candidates == 0) | ~is_greedy
+    may_finish = may_finish & (lengths > settings.min_new_tokens)[:, None]
     repetition = []
     if settings.no_repeat_ngram_size is not None and settings.repetition_penalty is not None:
         size = settings.no_repeat_ngram_size
@@ -200,8 +203,8 @@ def search_constants(
         forced = [torch.tensor(forced_token, device=device), only_one]
     return Constants(
         positional_encoding=positional_encoding,
-        penalties=gnmt_length_penalty(lengths.float(), alpha),
-        bound_penalties=gnmt_length_penalty((lengths + assumed_growth).float(), alpha),
+        penalties=score_divisor(lengths.float(), alpha, searches_as_transformers(model)),
+        bound_penalties=score_divisor((lengths + assumed_growth).float(), alpha, searches_as_transformers(model)),
         suppressed=torch.zeros(vocabulary, device=device).index_fill(0, suppressed, EMPTY_SCORE),
         min_finish_log_prob=torch.where(may_finish, VALID_ABOVE, math.inf),
         beam_of=torch.arange(beams * width, device=device) // width,
@@ -254,7 +257,10 @@ def step(
 
     # Candidates with </s> finish where `min_finish_log_prob` allows it. Keep the best of these and of earlier ones.
     is_end = tokens.eq(cast(int, decoder.end))
-    finishes = is_end & (log_probs > constants.min_finish_log_prob.index_select(0, length))
+    may_finish = is_end
+    if decoder.searches_as_transformers:
+        may_finish = is_end | (length >= memory.limits)
+    finishes = may_finish & (log_probs > constants.min_finish_log_prob.index_select(0, length))
     finished_scores = torch.cat((state.finished_scores, torch.where(finishes, log_probs / penalty, EMPTY_SCORE)), dim=1)
     finished_scores, kept_finished = finished_scores.topk(beams, dim=-1)
     # The best `beams` other candidates stay live.
@@ -349,7 +355,8 @@ def beam_search(
     """
     device, pad, beams = input_ids.device, cast(int, model.config.pad_token_id), settings.num_beams
     scalar = functools.partial(torch.tensor, device=device)
-    awaited = beams if settings.lookahead < 0 else settings.num_return_sequences
+    awaits_all = settings.lookahead < 0 or searches_as_transformers(model)
+    awaited = beams if awaits_all else settings.num_return_sequences
     last_index = scalar([awaited - 1])
     memory, constants, state = start(
         model,

@@ -15,6 +15,7 @@ from .modeling_vaswani_transformer import (
     MultiHeadAttention,
     VaswaniTransformerForConditionalGeneration,
     scaled_dot_product_attention,
+    searches_as_transformers,
     split_heads,
 )
 
@@ -35,6 +36,7 @@ class CachedDecoder(nn.Module):
         self.decoder: Any = model.model.decoder
         self.lm_head, self.end = model.lm_head, model.config.eos_token_id
         self.start = model.config.decoder_start_token_id
+        self.searches_as_transformers = searches_as_transformers(model)
         self.scale = math.sqrt(model.config.d_model)
         attentions = [layer.self_attn for layer in self.decoder.layers]
         self.projections = nn.ModuleList(fuse_layers(a.q_proj, a.k_proj, a.v_proj) for a in attentions)

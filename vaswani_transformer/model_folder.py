@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .errors import BrokenFileError, InputError
 from .files import check_inside, check_readable, explain_missing, file_sha256, files_sha256, read_json_object
-from .search_vaswani_transformer import SearchSettings, refuse_settings_of_generate
+from .search_vaswani_transformer import (
+    SearchSettings,
+    is_beam_search_of_transformers,
+    refuse_settings_of_generate,
+)
 from .sentences_vaswani_transformer import TARGET_TOKENIZER
 from .tokenizer_files import TOKENIZER_FILES, read_tokenizer
 
@@ -124,6 +128,11 @@ class ModelFolder:
     def forced(self) -> int | None:
         """The token with which every translation begins, if there is one."""
         return self.generation_config.get("forced_bos_token_id")
+
+    @property
+    def beam_search(self) -> str | None:
+        """Whose rules the search follows, see `is_beam_search_of_transformers`."""
+        return self.generation_config.get("beam_search")
 
     @property
     def trained_length(self) -> int | None:
@@ -410,6 +419,7 @@ def read_generation_config(path: Path, config: dict[str, Any]) -> dict[str, Any]
     if length is not None and (type(length) is not int or not 1 <= length <= LARGEST_SIZE):
         raise BrokenFileError(f"{path}: max_source_length is {length!r}; it must be an integer above 0")
     try:
+        is_beam_search_of_transformers(settings.get("beam_search"))
         parse_alignment_heads(settings, config)
     except ValueError as error:
         raise BrokenFileError(f"{path}: {error}") from None

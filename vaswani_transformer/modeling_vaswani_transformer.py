@@ -51,7 +51,7 @@ from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vaswani_transformer import VaswaniTransformerConfig, incompatible_transformers
-from .search_vaswani_transformer import LONGEST_OUTPUT, SearchSettings, check_number
+from .search_vaswani_transformer import LONGEST_OUTPUT, SearchSettings, check_number, is_beam_search_of_transformers
 
 # The name of the cache in arguments of transformers' functions and in its outputs: "cache" since transformers 5.24,
 # "past_key_values" before. The methods below accept both.
@@ -706,6 +706,19 @@ def gnmt_length_penalty(length: int | Tensor, alpha: float | Tensor) -> float | 
     return ((5 + length) / 6) ** alpha
 
 
+def searches_as_transformers(model: "VaswaniTransformerForConditionalGeneration") -> bool:
+    """Return whether the model's search follows the rules of transformers, see `is_beam_search_of_transformers`."""
+    return is_beam_search_of_transformers(getattr(model.generation_config, "beam_search", None))
+
+
+def score_divisor(length: Any, alpha: float | Tensor, of_transformers: bool) -> Any:
+    """Return what log P(Y | X) is divided by: |Y|^alpha in a search of transformers, else `gnmt_length_penalty`.
+
+    length: a number or a tensor, as the result is
+    """
+    return length**alpha if of_transformers else gnmt_length_penalty(length, alpha)
+
+
 @dataclass
 class RunningSearch:
     """State of a running `generate()` that transformers does not pass to the overridden methods.
@@ -718,6 +731,7 @@ class RunningSearch:
     prompt_length: int  # of the decoder, in tokens
     limits: Tensor | None  # (batch, 1), the most output tokens of each sentence; None: max_length for all
     settings: SearchSettings
+    of_transformers: bool  # see `is_beam_search_of_transformers`
     has_padding: bool
     may_have_prefix: bool  # whether the cache may be filled before the first step, as by PEFT's prefix tuning
     is_beam_search: bool
@@ -887,6 +901,9 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
     * A sentence is done when no live hypothesis can still enter the n-best list; in transformers, when none can enter
       the `beam` best.
 
+    With `beam_search` "transformers" in generation_config.json, as in models that were converted from there, the first,
+    second and fourth are as in transformers, and every hypothesis that reaches the limit counts.
+
     The overridden private methods take keyword arguments; the type checker compares them with transformers' positional
     signatures. `check_hooks` compares their names with the installed transformers before a search, and `RunningSearch`
     records their calls.
@@ -966,6 +983,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             prompt_length,
             None if limits is None else limits[:, None],
             settings,
+            is_beam_search_of_transformers(setting("beam_search")),
             has_padding=not bool(mask.all()),
             may_have_prefix=kwargs.get(CACHE_NAME) is None,
             is_beam_search=settings.num_beams > 1,
@@ -1086,7 +1104,9 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         at_limit = next_token_hits_stopping_criteria.all(dim=1, keepdim=True)
         any_finished = torch.cat((is_sent_finished, ends), dim=1).any(dim=1, keepdim=True)
         finished = ends | (stops & ~(at_limit & any_finished))
-        penalty = gnmt_length_penalty(cur_len + 1 - decoder_prompt_len, length_penalty)
+        if search.of_transformers:
+            finished = stops & top_num_beam_mask
+        penalty = score_divisor(cur_len + 1 - decoder_prompt_len, length_penalty, search.of_transformers)
         return super()._update_finished_beams(
             topk_running_sequences=topk_running_sequences,
             topk_log_probs=torch.where(finished, topk_log_probs / penalty, EMPTY_SCORE),
@@ -1124,8 +1144,9 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         growth = max(lookahead, 0) if length_penalty > 0 else 0
         length = min(cur_len + growth, max_length) - decoder_prompt_len
         length = length if search.limits is None else search.limits.clamp(max=length)
-        bound = running_beam_scores[:, :1] / gnmt_length_penalty(length, length_penalty)
-        last_index = (beam_scores.shape[1] if lookahead < 0 else search.n_best) - 1
+        bound = running_beam_scores[:, :1] / score_divisor(length, length_penalty, search.of_transformers)
+        awaits_all = lookahead < 0 or search.of_transformers
+        last_index = (beam_scores.shape[1] if awaits_all else search.n_best) - 1
         last_score, best_live = beam_scores[:, last_index, None], running_beam_scores[:, :1]
         # "Not below" instead of "above", so that a sentence with NaN is not done.
         may_improve = ~((best_live <= VALID_ABOVE) | (bound <= last_score))

@@ -23,7 +23,7 @@ from .errors import BrokenFileError, InputError, UnavailableError, as_input_erro
 from .files import check_readable
 from .hub_files import find_folder
 from .model_folder import FIXED_ENTRIES, ONNX, ModelFolder, check_graph
-from .search_vaswani_transformer import REPETITION, SearchSettings, check_number
+from .search_vaswani_transformer import BEAM_SEARCHES, REPETITION, SearchSettings, check_number
 from .sentences_vaswani_transformer import LanguageTokens, choose_cleaning
 from .translator import Translator, pad_rows
 from .workers import BatchSearch, Found, Sources, count_cores
@@ -217,14 +217,18 @@ def graph_inputs(settings: SearchSettings, repetition: bool = False) -> dict[str
     return {name: np.asarray(value, types.get(name, np.int64)) for name, value in values.items()}
 
 
-def built_in_values(config: Mapping[str, Any], suppressed: Iterable[int], forced: int | None) -> dict[str, str]:
+def built_in_values(
+    config: Mapping[str, Any], suppressed: Iterable[int], forced: int | None, beam_search: str | None
+) -> dict[str, str]:
     """Return what a graph cannot change, as JSON: an export writes it into the metadata of the graph.
 
     config: the content of config.json
-    suppressed, forced: `suppress_tokens` and `forced_bos_token_id` of generation_config.json
+    suppressed, forced, beam_search: `suppress_tokens`, `forced_bos_token_id` and `beam_search` of
+        generation_config.json
     """
     values = {name: config[name] for name in FIXED_ENTRIES if config.get(name) is not None}
     values |= {"suppress_tokens": sorted(set(suppressed)), "forced_bos_token_id": forced}
+    values["beam_search"] = beam_search or BEAM_SEARCHES[0]
     return {name: json.dumps(value) for name, value in values.items()}
 
 
@@ -253,9 +257,9 @@ def check_built_in(graph: Path, metadata: Mapping[str, str], folder: ModelFolder
 
     metadata: of the graph; empty unless this package exported it
     """
-    for field, value in built_in_values(folder.config, folder.suppressed, folder.forced).items():
+    for field, value in built_in_values(folder.config, folder.suppressed, folder.forced, folder.beam_search).items():
         if (built_in := metadata.get(field, value)) != value:
-            is_setting = field in ("suppress_tokens", "forced_bos_token_id")
+            is_setting = field in ("suppress_tokens", "forced_bos_token_id", "beam_search")
             file = "generation_config.json" if is_setting else "config.json"
             raise BrokenFileError(
                 f"{graph} was exported with {field} {built_in:.80}, but {folder.path / file} has {value:.80}; "

@@ -21,7 +21,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.base import ChunkPipeline
 from transformers.utils.hub import cached_file
 
-from .modeling_vaswani_transformer import gnmt_length_penalty
+from .modeling_vaswani_transformer import score_divisor, searches_as_transformers
 from .sentences_vaswani_transformer import (
     TARGET_TOKENIZER,
     LanguageTokens,
@@ -177,13 +177,14 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         return outputs | {key: inputs[key] for key in ("separator", "is_blank", "is_last")}
 
     def _scores(self, source: dict[str, Tensor], sequences: Tensor, alpha: float) -> Tensor:
-        """Return (batch x n,): log P(Y | X) / ((5 + |Y|) / 6)^alpha of sequences (batch x n, 1 + length)."""
+        """Return (batch x n,): the scores of sequences (batch x n, 1 + length), as the search ranks them."""
         copies = len(sequences) // len(source["input_ids"])
         repeated = {name: tensor.repeat_interleave(copies, dim=0) for name, tensor in source.items()}
         labels = sequences[:, 1:]
         log_probabilities = cast(Any, self.model).target_log_probabilities(labels, **repeated)
         is_token = torch.arange(labels.shape[1], device=labels.device) < self._lengths(labels)[:, None]
-        return (log_probabilities * is_token).sum(dim=1) / gnmt_length_penalty(is_token.sum(dim=1), alpha)
+        divisors = score_divisor(is_token.sum(dim=1), alpha, searches_as_transformers(cast(Any, self.model)))
+        return (log_probabilities * is_token).sum(dim=1) / divisors
 
     def _lengths(self, sequences: Tensor) -> Tensor:
         """Return (rows,): number of tokens of each sequence up to and including </s>, without padding."""

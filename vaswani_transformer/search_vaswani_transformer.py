@@ -16,6 +16,9 @@ LENGTH_PENALTIES = (-1, 5)
 REPETITION_PENALTIES = (0.1, 10)
 LONGEST_OUTPUT = 100_000  # tokens; the search allocates this much per hypothesis
 NO_MAXIMUM = 1_000_000  # as a lookahead: more tokens than any output has
+# Values of `beam_search` in generation_config.json; the first is the default. It belongs to the model, as the tokens
+# that it never generates do: translations are chosen by the rules with which the model was published.
+BEAM_SEARCHES = ("tensor2tensor", "transformers")
 
 # Settings against repetitions, with their neutral values.
 REPETITION = {"no_repeat_ngram_size": 0, "repetition_penalty": 1.0}
@@ -124,6 +127,16 @@ class SearchSettings:
             longest = check_number("max_length", config["max_length"], 2, LONGEST_OUTPUT)
             given["max_new_tokens"] = longest - 1  # without the start token
         return cls(**{"num_beams": 1, "length_penalty": 1.0, "early_stopping": False} | given)
+
+
+def is_beam_search_of_transformers(value: Any) -> bool:
+    """Return whether a model's search follows the rules of transformers instead of the paper's.
+
+    value: `beam_search` of generation_config.json; None: the default. Raises `ValueError` if it is neither.
+    """
+    if value not in (None, *BEAM_SEARCHES):
+        raise ValueError(f"beam_search is {value!r}; it must be {' or '.join(map(repr, BEAM_SEARCHES))}")
+    return value == "transformers"
 
 
 def refuse_settings_of_generate(config: Mapping[str, Any]) -> None:

@@ -42,7 +42,12 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.attention_maps import using_eager_attention
-from vaswani_transformer.modeling_vaswani_transformer import EMPTY_SCORE, VALID_ABOVE, target_vocab_size
+from vaswani_transformer.modeling_vaswani_transformer import (
+    EMPTY_SCORE,
+    VALID_ABOVE,
+    searches_as_transformers,
+    target_vocab_size,
+)
 from vaswani_transformer.onnx_translator import built_in_values, graph_inputs
 from vaswani_transformer.search_vaswani_transformer import REPETITION, SearchSettings
 
@@ -78,8 +83,10 @@ def export_single_graph(model: Model, attention: bool = False, repetition: bool 
     # Runtime folds the shapes that follow: other values would give wrong translations.
     beams, returned = op.Abs("num_beams"), op.Abs("num_return_sequences")
     initial = initial_values(op, graphs, beams, target_vocab_size(model.config), repetition)
-    # A sentence is done when the hypotheses to return are final; with a negative lookahead, when all have finished.
-    needed = op.Where(op.Less("early_stopping", 0), beams, returned)
+    # A sentence is done when the hypotheses to return are final; with a negative lookahead, when all have finished. In
+    # a search of transformers, all must be final.
+    awaits_all = searches_as_transformers(model)
+    needed = beams if awaits_all else op.Where(op.Less("early_stopping", 0), beams, returned)
     final = outer_loop(op, graphs, initial, op.Unsqueeze(op.Sub(needed, 1), [0]), pad)
     length = select_best(op, final["sequences"], final["scores"], op.Unsqueeze(returned, [0]), pad)
     if attention:
@@ -89,7 +96,12 @@ def export_single_graph(model: Model, attention: bool = False, repetition: bool 
     exported = op.model("translation", *inputs_and_outputs(model, attention, repetition))
     config = model.config.to_dict() | {"max_position_embeddings": model.config.learned_positions}
     settings: Any = model.generation_config
-    built_in = built_in_values(config, settings.suppress_tokens or (), settings.forced_bos_token_id)
+    built_in = built_in_values(
+        config,
+        settings.suppress_tokens or (),
+        settings.forced_bos_token_id,
+        getattr(settings, "beam_search", None),
+    )
     helper.set_model_props(exported, built_in)  # which OnnxTranslator compares
     return exported
 

@@ -13,7 +13,7 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Mo
 from vaswani_transformer.attention_maps import using_eager_attention
 from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.errors import ProofError
-from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE, gnmt_length_penalty
+from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE, score_divisor, searches_as_transformers
 from vaswani_transformer.onnx_translator import graph_inputs, has_repetition
 from vaswani_transformer.search_vaswani_transformer import SearchSettings
 from vaswani_transformer.translator import pad_rows
@@ -178,8 +178,8 @@ def difference_by_token(
         log_probabilities[:, 0] = 0
     totals = (log_probabilities * is_token).sum(dim=1).unflatten(0, (-1, beams)).numpy()
     lengths = is_token.sum(dim=1).unflatten(0, (-1, beams)).clip(min=1)
-    penalties = cast(Tensor, gnmt_length_penalty(lengths.double(), search.length_penalty))
-    return np.abs(scores * penalties.numpy() - totals) / lengths.numpy()
+    divisors = score_divisor(lengths.double(), search.length_penalty, searches_as_transformers(model))
+    return np.abs(scores * divisors.numpy() - totals) / lengths.numpy()
 
 
 def attention_difference(session: Any, model: Model, batch: dict[str, Tensor], case: Case) -> float:

@@ -7,6 +7,7 @@ FSMT: fairseq's WMT19 models. Positions as in fairseq, from 2; the file contains
 that table with the other weights. A table that no longer matches the formula becomes a learned one.
 """
 
+import json
 import shutil
 from collections.abc import Mapping
 from functools import partial
@@ -15,12 +16,20 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import FSMTForConditionalGeneration, MarianMTModel, MarianTokenizer, PreTrainedModel
+from transformers import (
+    AutoTokenizer,
+    FSMTForConditionalGeneration,
+    MarianMTModel,
+    MarianTokenizer,
+    PreTrainedModel,
+)
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.errors import BrokenFileError
+from vaswani_transformer.errors import BrokenFileError, one_line
 from vaswani_transformer.files import read_json_object
+from vaswani_transformer.modeling_vaswani_transformer import searches_as_transformers
 from vaswani_transformer.search_vaswani_transformer import ONLY_IN_GENERATE, REPETITION, SearchSettings
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenizer_files import TOKENIZER_FILES
@@ -32,7 +41,7 @@ from ..options import MAX_SIZE, RATES, Options, Reasons, expand, map_sizes
 from ..rename import Rule, expand_layers, expand_table, find_first, rename_to_theirs, select_weights
 from ..segmentation import build_bpe_tokenizer, read_codes
 from ..sentencepiece_model import CONTROL, SentencePieceModel
-from ..toolkit import Description, count_embeddings, explain_penalty, register_reader, register_writer
+from ..toolkit import Description, count_embeddings, register_reader, register_writer
 from ..vocabulary import SIDES, ReferenceTokenizer, Vocabulary, number_tokens, read_token_ids
 from .fairseq import EPSILON, LAYERS, OFFSET
 
@@ -42,14 +51,11 @@ ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu", "swish", "quick_gelu")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 SHARDS = ("model-*-of-*.safetensors", "pytorch_model-*-of-*.bin")  # of a model above `max_shard_size`
 ADDED_TOKENS = ("added_tokens.json", "tokenizer_config.json")
-PENALTY_NOTE = explain_penalty("transformers", "log P / L^length_penalty")
-DEFAULT_SEARCH = {"num_beams": 1, "length_penalty": 1.0, "early_stopping": False}  # of transformers
+# As in transformers, but for the beams: without their number, it searches greedily.
+DEFAULT_SEARCH = {"num_beams": 4, "length_penalty": 1.0, "early_stopping": False}
 THEIR_SHARED = "model.shared.weight"
 ENCODER_EMBEDDING, DECODER_EMBEDDING = expand("model.{encoder,decoder}.embed_tokens.weight")
-MARIAN_NOTES = [
-    PENALTY_NOTE,
-    "The sinusoids are those of Hugging Face's MarianMTModel, which differ from Marian's.",
-]
+SINUSOIDS_NOTE = "The sinusoids are those of Hugging Face's MarianMTModel, which differ from Marian's."
 FSMT_EMBEDDINGS = {
     "model.encoder.embed_tokens.weight": SOURCE,
     "model.decoder.embed_tokens.weight": TARGET,
@@ -103,10 +109,8 @@ def read_search(folder: Path, options: Mapping[str, Any]) -> tuple[dict[str, Any
     file = folder / "generation_config.json"
     settings = {name: value for name, value in options.items() if value is not None}
     settings |= read_json_object(file) if file.exists() else {}
-    # Without a number of beams, transformers searches greedily; the converted model keeps the paper's beam search.
-    search: dict[str, Any] = {}
-    if settings.get("num_beams"):
-        search |= {name: settings.get(name, default) for name, default in DEFAULT_SEARCH.items()}
+    given = {name: settings[name] for name in DEFAULT_SEARCH if settings.get(name) is not None}
+    search: dict[str, Any] = {"beam_search": "transformers"} | DEFAULT_SEARCH | given
     shortest = settings.pop("min_length", None)
     if shortest and settings.get("min_new_tokens") is None:
         settings["min_new_tokens"] = shortest - 1  # without the start token
@@ -168,7 +172,7 @@ def read_fsmt(path: Path, reasons: Reasons) -> Description:
     rules = [Rule(find_first(tensors, theirs, *tied), ours) for theirs, ours in FSMT_EMBEDDINGS.items()]
     rules += make_layer_rules(config)
     search, lost = read_search(path.parent, options)
-    notes = [PENALTY_NOTE, MOSES_NOTE, *lost]
+    notes = [MOSES_NOTE, *lost]
     tables = {rule.theirs: tensors[rule.theirs].clone() for rule in FSMT_TABLES if rule.theirs in tensors}
     for table in tables.values():
         table[OFFSET - 1] = TENSOR2TENSOR.table(OFFSET, config["d_model"])[-1]  # row 1, the padding's, is zeros
@@ -232,7 +236,7 @@ def read_marian(path: Path, reasons: Reasons) -> Description:
         read_marian_vocabulary(path.parent, options, count_embeddings(tensors, rules)),
         CONCATENATED,
         unscaled=() if scaled else (SOURCE, TARGET),
-        notes=[*MARIAN_NOTES, *lost],
+        notes=[SINUSOIDS_NOTE, *lost],
         search=search,
         kept={"config": dict(options), "scale_embedding": scaled, **read_marian_languages(path.parent)},
         reference=partial(compute_logits, MarianMTModel),
@@ -251,6 +255,8 @@ def read_marian_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[
     ids = {"eos": options.get("eos_token_id", 0), "pad": options.get("pad_token_id"), "unknown": 1}
     ids["start"] = options.get("decoder_start_token_id", ids["pad"])
     file = folder / "vocab.json"
+    if not file.exists() and (folder / "tokenizer.json").exists():
+        return read_fast_tokenizers(folder, rows, ids)
     if not file.exists():
         return number_tokens([], rows, "vocab.json is missing. Ids are the checkpoint's", **ids)
     target_file, added = folder / "target_vocab.json", read_added_tokens(folder)
@@ -275,6 +281,39 @@ def read_marian_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[
         vocabulary.tokenizers[side] = model.build_tokenizer(vocabulary, side)
         vocabulary.references[side] = ReferenceTokenizer("MarianTokenizer", partial(encode_as_marian, folder, side))
     return vocabulary
+
+
+def read_fast_tokenizers(folder: Path, rows: list[int], ids: Mapping[str, Any]) -> Vocabulary:
+    """Read tokenizer.json, and the target's from a folder of its own if it has one: `write_marian` writes them."""
+    folders = {"source": folder, "target": folder / TARGET_TOKENIZER}
+    folders["target"] = folders["target"] if folders["target"].is_dir() else folder
+    try:
+        read = [load_tokenizer(folders[side], size) for side, size in zip(SIDES, rows, strict=True)]
+    except ValueError as error:
+        return number_tokens([], rows, f"transformers cannot load tokenizer.json ({error})", **ids)
+    (source, unknown, _), (target, *_) = read
+    vocabulary = Vocabulary(source, target, **{**ids, "unknown": unknown})
+    for side, (*_, content) in zip(SIDES, read, strict=True):
+        content["post_processor"] = None
+        tokenizer = Tokenizer.from_str(json.dumps(content))
+        vocabulary.tokenizers[side] = vocabulary.add_post_processor(tokenizer, side)
+    return vocabulary
+
+
+def load_tokenizer(folder: Path, rows: int) -> tuple[list[str], int | None, dict[str, Any]]:
+    """Return the tokens of tokenizer.json by id, the id of the unknown one, and the content of the file.
+
+    rows: the number of embeddings. Raises ValueError.
+    """
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        content = json.loads(tokenizer.backend_tokenizer.to_str())
+    except Exception as error:  # transformers raises many kinds
+        raise ValueError(one_line(str(error))[:200]) from None
+    # A token that was added to the tokenizer alone, such as <mask>, has no embedding.
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < rows]
+    by_id = {id: token for token, id in tokenizer.get_vocab().items()}
+    return [by_id.get(id, f"<unused {id}>") for id in range(rows)], tokenizer.unk_token_id, content
 
 
 def read_added_tokens(folder: Path) -> dict[str, int]:
@@ -370,7 +409,7 @@ def make_marian_config(config: Any) -> dict[str, Any]:
 
 
 def make_generation_settings(model: Model) -> dict[str, Any]:
-    """Return the content of generation_config.json: the model's search, except its length penalty, which is another.
+    """Return the content of generation_config.json: the model's search, except the length penalty of the paper's.
 
     The suppressed tokens, such as <pad>, are never generated.
     """
@@ -378,6 +417,8 @@ def make_generation_settings(model: Model) -> dict[str, Any]:
     search = SearchSettings.from_generation_config(ours.to_dict())
     settings: dict[str, Any] = {"num_beams": search.num_beams, "max_length": (search.max_new_tokens or 511) + 1}
     settings |= {"min_new_tokens": search.min_new_tokens} if search.min_new_tokens else {}
+    if searches_as_transformers(model) and search.num_beams > 1:  # transformers warns of these in greedy search
+        settings |= {"length_penalty": search.length_penalty, "early_stopping": search.early_stopping}
     settings |= {"bad_words_ids": [[id] for id in ours.suppress_tokens]} if ours.suppress_tokens else {}
     names = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
     settings |= search.repetition | {name: getattr(config, name) for name in names}

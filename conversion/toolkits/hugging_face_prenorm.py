@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import (
-    AutoTokenizer,
     BlenderbotForConditionalGeneration,
     M2M100ForConditionalGeneration,
     PegasusForConditionalGeneration,
@@ -22,7 +21,6 @@ from transformers import (
 from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB_LANGUAGE_CODES
 
-from vaswani_transformer.errors import one_line
 from vaswani_transformer.files import read_json_object
 from vaswani_transformer.sentences_vaswani_transformer import LANGUAGE_TOKEN
 
@@ -38,10 +36,10 @@ from .fairseq import EPSILON, OFFSET
 from .hugging_face import (
     DECODER_EMBEDDING,
     ENCODER_EMBEDDING,
-    PENALTY_NOTE,
     THEIR_SHARED,
     compute_logits,
     find_model_type,
+    load_tokenizer,
     make_embedding_rules,
     make_generation_settings,
     make_layer_rules,
@@ -112,7 +110,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         vocabulary,
         sinusoids,
         unscaled=() if scaled else (SOURCE, TARGET),
-        notes=[PENALTY_NOTE, *lost, *([LANGUAGE_NOTE] if kind == M2M100 else [])],
+        notes=[*lost, *([LANGUAGE_NOTE] if kind == M2M100 else [])],
         search=search,
         in_source="source" if kind == M2M100 else None,
         kept={"config": dict(options), "tokenizer_config": settings, "scale_embedding": bool(scaled)},
@@ -140,16 +138,10 @@ def read_vocabulary(
     if not find_file(folder, *TOKENIZERS):  # transformers would return a tokenizer without tokens
         return number_tokens([], [rows, rows], f"there is no {TOKENIZERS[0]}; {REMEDY}", unknown=None, **ids)
     try:
-        theirs: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        content = json.loads(theirs.backend_tokenizer.to_str())
-    except Exception as error:  # transformers raises many kinds
-        reason = one_line(str(error))[:200]
-        return number_tokens([], [rows, rows], f"transformers cannot load it ({reason}); {REMEDY}", unknown=None, **ids)
-    # A token that was added to the tokenizer alone, such as <mask>, has no embedding.
-    content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < rows]
-    by_id = {id: token for token, id in theirs.get_vocab().items()}
-    tokens = [by_id.get(id, f"<unused {id}>") for id in range(rows)]
-    vocabulary = Vocabulary(tokens, [*tokens], unknown=theirs.unk_token_id, **ids)
+        tokens, unknown, content = load_tokenizer(folder, rows)
+    except ValueError as error:
+        return number_tokens([], [rows, rows], f"transformers cannot load it ({error}); {REMEDY}", unknown=None, **ids)
+    vocabulary = Vocabulary(tokens, [*tokens], unknown=unknown, **ids)
     if kind == M2M100:
         added = [token for token in content["added_tokens"] if LANGUAGE_TOKEN.fullmatch(token["content"])]
         vocabulary.hide_languages({token["content"]: token["content"] for token in added})
