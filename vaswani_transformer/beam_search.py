@@ -350,7 +350,7 @@ def beam_search(
     input_ids, attention_mask: (batch, source), padded on the right
     decoder: that of the model, to be shared by several batches, because it copies weights
     returns sequences (batch, num_return_sequences, length), best first, padded, without the start token, and scores
-    (batch, num_return_sequences), log P / ((5 + length) / 6)^alpha; an empty slot is padding. All scores of a
+    (batch, num_return_sequences), log P / length penalty; an empty slot is padding. All scores of a
     sentence are NaN if a log-probability is
     """
     device, pad, beams = input_ids.device, cast(int, model.config.pad_token_id), settings.num_beams

@@ -13,7 +13,7 @@ TargetLanguage = Annotated[
     str | None, typer.Option(help="Language of the translation, if the model has several: de, or its token >>deu<<.")
 ]
 NumBeams = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy search; default: the model's.")]
-LengthPenalty = Annotated[float | None, typer.Option(help="alpha of ((5 + length) / 6)^alpha; default: the model's.")]
+LengthPenalty = Annotated[float | None, typer.Option(help="alpha of the length penalty; default: the model's.")]
 BatchTokens = Annotated[int, typer.Option(help="Tokens times beams per batch; lower it to save memory.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.")]
 Dtype = Annotated[

@@ -43,7 +43,7 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
 
     batch_size: number of texts, or parts of long texts, translated together (default 1)
     num_return_sequences: n, to return a list of the n best translations of each text, best first
-    return_scores: add to each translation its `score`, log P(Y | X) / ((5 + |Y|) / 6)^alpha
+    return_scores: add to each translation its `score`, log P(Y | X) / length penalty
     return_tensors: return `translation_token_ids` instead of `translation_text`, or beside it with `return_text=True`
     clean_up_tokenization_spaces: as in the tokenizer's `decode()`, which ignores it for a BPE; by default False, as in
         Translator, whatever the tokenizer is saved with

@@ -54,7 +54,8 @@ class SearchSettings:
     """Settings of a search; the defaults are the paper's (Section 6.1).
 
     Names and values are those of `generate()` and of the inputs of an exported graph. `extra_length` is this model's
-    own: transformers does not have it. Raises `ValueError` naming a setting that is out of range.
+    own: transformers does not have it. A model with the search of transformers has the score log P / length^alpha.
+    Raises `ValueError` naming a setting that is out of range.
 
     >>> SearchSettings(num_beams=8).length_penalty
     0.6

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.files import read_json_object
 from vaswani_transformer.languages import read_languages
+from vaswani_transformer.modeling_vaswani_transformer import searches_as_transformers
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER, LanguageTokens
 
 from .single_graph import default_inputs
@@ -77,6 +78,7 @@ def write_readme(
         "text_settings": ", ".join(f"`{name}`" for name in defaults if name != FIXED_INPUT),
         "target_tokenizer": if_exists(TARGET_TOKENIZER, target_tokenizer, "tokenizer"),
         "positions": "" if positions is None else f"; the model has positions for {positions - 1}",
+        "penalty": "length^alpha" if searches_as_transformers(model) else "((5 + length) / 6)^alpha",
         "lookahead": defaults["early_stopping"],
         "extra_length": defaults["extra_length"],
         "cuda": cuda,

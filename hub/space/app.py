@@ -63,6 +63,8 @@ LANGUAGES = dict(zip(known.names, known.tokens, strict=True)) if known else {}
 # transformers' defaults for what generation_config.json leaves out.
 BEAMS = model.generation_config.num_beams or 1
 ALPHA = 1.0 if model.generation_config.length_penalty is None else model.generation_config.length_penalty
+IS_OF_TRANSFORMERS = getattr(model.generation_config, "beam_search", None) == "transformers"
+PENALTY = "length^α" if IS_OF_TRANSFORMERS else "((5 + length) / 6)^α"
 # The cross-attention head that is shown first, counted from 1: the one by which words are aligned, if it was chosen.
 ALIGNMENT_HEADS = getattr(model.generation_config, "alignment_heads", None)
 LAYER, HEAD = (number + 1 for number in ALIGNMENT_HEADS[0][:2]) if ALIGNMENT_HEADS else (config.decoder_layers, MEAN)
@@ -84,7 +86,7 @@ def card_examples() -> list[str]:
 class Hypotheses:
     """The hypotheses of a sentence, best first.
 
-    source: (1, source) ids; targets: ids, ending in </s>; scores: log P(Y | X) / ((5 + |Y|) / 6)^alpha
+    source: (1, source) ids; targets: ids, ending in </s>; scores: log P(Y | X) / length penalty
     separator: what is copied in front of the sentence
     ending: what is copied after the last sentence
     """
@@ -334,7 +336,7 @@ def search_settings() -> tuple[gr.Slider, gr.Slider, gr.Checkbox]:
     """Return the inputs for beam size and length penalty, and whether to translate the text as a whole."""
     return (
         gr.Slider(1, max(16, BEAMS), BEAMS, step=1, label="Beam size"),
-        gr.Slider(min(0, ALPHA), max(2, ALPHA), ALPHA, step=0.1, label="Length penalty α", info="((5 + length) / 6)^α"),
+        gr.Slider(min(0, ALPHA), max(2, ALPHA), ALPHA, step=0.1, label="Length penalty α", info=PENALTY),
         gr.Checkbox(label="Do not split the text into sentences"),
     )
 
