@@ -32,10 +32,10 @@ from .errors import InputError, as_input_errors
 from .files import read_json_object, write_json
 from .hub_files import find_folder
 from .loading import load_model, wrap_tokenizer
-from .model_folder import AlignmentHead, ModelFolder, parse_alignment_heads, refuse_other_ids
-from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration, target_vocab_size
+from .model_folder import AlignmentHead, ModelFolder, refuse_other_ids
+from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from .search_vaswani_transformer import SearchSettings, check_number, refuse_settings_of_generate
-from .sentences_vaswani_transformer import TARGET_TOKENIZER, LanguageTokens, choose_cleaning
+from .sentences_vaswani_transformer import TARGET_TOKENIZER
 from .tokenizer_files import panics_as_errors
 from .translator import (
     LARGEST_COUNT,
@@ -108,18 +108,12 @@ class TorchTranslator(Translator):
                 f"translations (in a folder: {TARGET_TOKENIZER}/tokenizer.json)"
             )
         self.model, self.tokenizer, self.target_tokenizer = model, tokenizer, target_tokenizer or tokenizer
-        self.clean = choose_cleaning(tokenizer.backend_tokenizer.normalizer)
-        self.languages = LanguageTokens(tokenizer.backend_tokenizer)
-        settings = model.generation_config.to_dict()
+        config, settings = vars(model.config), model.generation_config.to_dict()
         with as_input_errors():
-            refuse_other_ids(settings, vars(model.config))
+            refuse_other_ids(settings, config)
             refuse_settings_of_generate(settings)
-            self.search = SearchSettings.from_generation_config(settings)
-            self.alignment_heads = parse_alignment_heads(settings, vars(model.config))
-        self.trained_length = settings.get("max_source_length")
-        self.positions, self.pad = model.config.learned_positions, cast(int, model.config.pad_token_id)
-        self.end = cast(int, model.config.eos_token_id)
-        self.target_vocabulary = target_vocab_size(model.config)
+            search = SearchSettings.from_generation_config(settings)
+            super().__init__(config, settings, search, tokenizer.backend_tokenizer)
 
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -34,7 +34,7 @@ that it shares with `step` are stored there: in the outermost graph they would n
 sixth longer.
 """
 
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -94,13 +94,7 @@ def export_single_graph(model: Model, attention: bool = False, repetition: bool 
         op.Pad(final["cross_attentions"], op.Concat([0], padding, axis=0), "", [3], name="cross_attentions")
     exported = op.model("translation", *inputs_and_outputs(model, attention, repetition))
     config = model.config.to_dict() | {"max_position_embeddings": model.config.learned_positions}
-    settings: Any = model.generation_config
-    built_in = built_in_values(
-        config,
-        settings.suppress_tokens or (),
-        settings.forced_bos_token_id,
-        getattr(settings, "beam_search", None),
-    )
+    built_in = built_in_values(config, model.generation_config.to_dict())
     helper.set_model_props(exported, built_in)  # which OnnxTranslator compares
     return exported
 
