@@ -4,6 +4,7 @@ import gc
 import os
 import re
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -126,7 +127,10 @@ def open_socket(host: str, port: int) -> socket.socket:
 def read_recorded_languages(model: str, revision: str | None, folder: Path) -> tuple[str, str] | None:
     """Return the languages that the files of the folder record, or the card of a repository."""
     recorded = read_languages(folder)
-    return recorded or (read_languages(download(model, revision, [CARD])) if is_repository(model) else None)
+    if recorded is None and is_repository(model):
+        with suppress(InputError):  # it has no card
+            recorded = read_languages(download(model, revision, [CARD]))
+    return recorded
 
 
 def choose_languages(
