@@ -108,18 +108,10 @@ class ModelFolder:
         except (ValueError, TypeError) as error:
             raise BrokenFileError(f"{file}: {error}") from None
 
-    @property
-    def vocab_size(self) -> int:
-        return self.config["vocab_size"]
-
-    @property
-    def decoder_vocab_size(self) -> int:
-        return self.config["decoder_vocab_size"]
-
     @cached_property
     def tokenizer(self) -> "Tokenizer":
         """The tokenizer, or that of the sources. Raises BrokenFileError."""
-        tokenizer = read_tokenizer(self.path, self.vocab_size)
+        tokenizer = read_tokenizer(self.path, self.config["vocab_size"])
         if not self.has_target_tokenizer:  # sources of OpenNMT-py have no </s>
             self._check_end(tokenizer, self.path)
         return tokenizer
@@ -131,15 +123,16 @@ class ModelFolder:
         Raises BrokenFileError, and InputError if the vocabularies differ and there is one tokenizer.
         """
         folder = self.path / TARGET_TOKENIZER
+        source_size, target_size = self.config["vocab_size"], self.config["decoder_vocab_size"]
         if self.has_target_tokenizer:
-            target = read_tokenizer(folder, self.decoder_vocab_size, "decoder_vocab_size")
+            target = read_tokenizer(folder, target_size, "decoder_vocab_size")
             self._check_end(target, folder)
             return target
-        if self.decoder_vocab_size != self.vocab_size:
+        if source_size != target_size:
             read_tokenizer(self.path)  # raises for a folder that has none at all
             raise InputError(
-                f"{self.path}: the model has {self.vocab_size} source and {self.decoder_vocab_size} target tokens; it "
-                f"needs a second tokenizer for its translations: {folder / 'tokenizer.json'}"
+                f"{self.path}: the model has {source_size} source and {target_size} target tokens; it needs "
+                f"a second tokenizer for its translations: {folder / 'tokenizer.json'}"
             )
         return self.tokenizer
 

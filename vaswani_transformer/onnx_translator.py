@@ -47,7 +47,7 @@ class OnnxTranslator(Translator):
         self.graph = (folder.path / onnx_file_name(precision)).absolute()
         self._session_of_workers: Any = None
         self._lock = Lock()  # for its loading
-        self.has_repetition, self.vocabulary = has_repetition(session), folder.vocab_size
+        self.has_repetition, self.vocabulary = has_repetition(session), folder.config["vocab_size"]
         self.change_search()  # refuses defaults that the graph has no input for
 
     @classmethod

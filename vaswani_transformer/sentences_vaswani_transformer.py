@@ -484,13 +484,13 @@ def keep_emphasis(line: str, start: int, first: int, last: int, stop: int) -> tu
 
 # Parts that are copied though they have letters: an address, also with a label; a path; in Markdown, images and the
 # title of a box of GitHub.
-TARGET = r"(?:\([^()]{0,1000}\)|\[[^\[\]]{0,100}\])"
+LINK_TARGET = r"(?:\([^()]{0,1000}\)|\[[^\[\]]{0,100}\])"
 NO_LANGUAGE = re.compile(
     rf"""(?:\[[^\[\]]{{1,100}}\]:\x20*)?<?(?:(?:[a-z][a-z0-9+.-]{{0,30}}:)?//|www\.|mailto:)[!-~]+(?:\x20+["'(].*)?
     |<?[a-z0-9_.+-]+@(?:[a-z0-9_-]+\.)+[a-z]{{2,}}>?[.,;]?
     |(?:~|\.\.?|[a-z]:)?(?:[/\\][a-z0-9_.+-]+){{2,}}[/\\]?
     |\[![a-z]+\]
-    |(?:\[?!\[[^\[\]]{{0,200}}\]{TARGET}(?:\]{TARGET})?\x20*)+""",
+    |(?:\[?!\[[^\[\]]{{0,200}}\]{LINK_TARGET}(?:\]{LINK_TARGET})?\x20*)+""",
     re.VERBOSE | re.IGNORECASE,
 )
 
