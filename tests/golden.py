@@ -93,10 +93,13 @@ class Golden:
         return [words[: len(hypothesis)] for words, hypothesis in zip(chosen, hypotheses, strict=True)]
 
 
+CONVERTED = tempfile.TemporaryDirectory()  # removed when the process ends
+
+
 @functools.cache
 def converted(name: str) -> Golden:
     """The converted folder; each process converts once."""
-    folder = Path(tempfile.mkdtemp()) / name
+    folder = Path(CONVERTED.name, name)
     main([str(golden(name)), str(folder)])
     return Golden(golden(name), folder)
 

@@ -243,6 +243,8 @@ def page_texts() -> list[str]:
         words = " ".join([sentence, *generator.choices(corpus, k=number % 4)]).replace(".", ",").split(" ")
         words += generator.choices(unusual, k=number % 3)
         texts += [sentence, " ".join(generator.sample(words, len(words)))]
+        splice = generator.choice([", ", "., ", "; ", ",  "])
+        texts.append(splice.join(one.rstrip(".") for one in [sentence, *generator.choices(corpus, k=number % 5)]))
     return texts
 
 
@@ -275,6 +277,7 @@ JOINED = [
     ("Ein Mann geht.", ", ", "zwei Hunde laufen.", "Ein Mann geht, zwei Hunde laufen."),
     ("So …", "; ", "ja.", "So …; ja."),
     ("一个人走。", ", ", "两只狗跑。", "一个人走，两只狗跑。"),
+    ("Ein Mann geht.", "., ", "Zwei Hunde laufen.", "Ein Mann geht., Zwei Hunde laufen."),
 ]
 
 
@@ -295,6 +298,18 @@ def test_a_comma_at_a_cut_is_copied(translator: TorchTranslator) -> None:
     assert not any(piece.text.endswith(",") for piece in pieces)
     assert any(piece.copied == ", " for piece in pieces)
     assert all(piece.ids == translator._encode(piece.text)[0] for piece in pieces)
+
+
+@pytest.mark.parametrize("splice", [", ", "; ", "., "])
+def test_sentences_that_a_comma_joins_are_translated_one_by_one(splice: str) -> None:
+    """In a text that is too long only, and not at names."""
+    sentences = ["A man in a coat, hat and scarf walks", "Two black dogs run on the beach", "The old boat lies there"]
+    sentences += ["Ein alter Mann, der lacht, sitzt im Garten", "Several readers of the Times, The Guardian, and books"]
+    pieces = list(split_text(splice.join(sentences), 100, encode))
+    assert [piece.text for piece in pieces] == sentences
+    assert [piece.copied for piece in pieces] == ["", *[splice] * 4]
+    assert len(list(split_text(splice.join(sentences[:2]), 300, encode))) == 1
+    assert "Yes, The" in next(split_text(splice.join(["Yes, The old man sleeps", *sentences]), 100, encode)).text
 
 
 def test_every_sentence_of_a_text_is_translated(translator: TorchTranslator) -> None:

@@ -190,7 +190,7 @@ def search_constants(
     slots = torch.arange(beams, device=device)
     is_greedy = slots[-1] == 0  # beams == 1, as a tensor: `beams` is symbolic in an export
     assumed_growth = torch.where(alpha > 0, lookahead.clamp(min=0), 0)
-    # Greedy search keeps only the better of its two candidates.
+    # Greedy search keeps only the better of its two candidates, and transformers the best `beams`.
     may_finish = candidates < beams if searches_as_transformers(model) else (candidates == 0) | ~is_greedy
     may_finish = may_finish & (lengths > settings.min_new_tokens)[:, None]
     repetition = []
@@ -255,12 +255,11 @@ def step(
     backpointers = constants.beam_of[chosen]
     tokens = best_tokens.flatten(1).gather(1, chosen)
 
-    # Candidates with </s> finish where `min_finish_log_prob` allows it. Keep the best of these and of earlier ones.
+    # Candidates with </s>, and in transformers all at the limit, finish where `min_finish_log_prob` allows it. Keep the
+    # best of these and of earlier ones.
     is_end = tokens.eq(cast(int, decoder.end))
-    may_finish = is_end
-    if decoder.searches_as_transformers:
-        may_finish = is_end | (length >= memory.limits)
-    finishes = may_finish & (log_probs > constants.min_finish_log_prob.index_select(0, length))
+    is_last = is_end | (length >= memory.limits) if decoder.searches_as_transformers else is_end
+    finishes = is_last & (log_probs > constants.min_finish_log_prob.index_select(0, length))
     finished_scores = torch.cat((state.finished_scores, torch.where(finishes, log_probs / penalty, EMPTY_SCORE)), dim=1)
     finished_scores, kept_finished = finished_scores.topk(beams, dim=-1)
     # The best `beams` other candidates stay live.

@@ -345,9 +345,9 @@ def join_texts(first: str, separator: str, second: str) -> str:
     Chinese and Japanese have nothing between sentences; if the translation's language does, it gets a space. The full
     stop that the model gave to a part in front of a copied comma is dropped, and a comma gets the script's own form.
     """
-    if separator[:1] in FULL_WIDTH:
+    if separator[:1] in FULL_WIDTH or separator[:2] in (".,", ".;"):
         first = FULL_STOP.sub("", first)
-        if IDEOGRAPH.search(first):
+        if separator[0] in FULL_WIDTH and IDEOGRAPH.search(first):
             return first + FULL_WIDTH[separator[0]] + separator[1:].lstrip(" ") + second
     if not separator and second and SPACED_END.search(first):
         separator = " "
@@ -627,14 +627,16 @@ MAYBE_LAST = frozenset(
     "ff av ed eds tues thurs std jh mio mrd usw usf str ave inc co corp dept est al u.a o.ä u.ä chr n.chr v.chr".split()
 )
 ET_CETERA = frozenset("etc т.д т.п и.др κ.λπ κλπ κ.ά n.k v.v u.c t.t m.m o.l ა.შ atd vb stb dll".split())
-# An ambiguous full stop ends a sentence if the next word is one that often begins a sentence.
+# Words that often begin a sentence: in front of them, an ambiguous full stop ends one.
 STARTERS = frozenset(
     "the a an he she it they we i you this that these those there his her their my our in on at but and so if when "
     "what der die das ein eine er sie es wir ich ihr du dies diese dieser dann aber und wenn im am auf le la les un "
     "une il elle ils elles nous je vous ce cette ces mais et dans then potem pak puis luego el los las una él ella "
     "ellos nosotros yo pero cuando lo gli uno lui lei loro noi io questo questa ma os um uma ele ela eles nós eu isto "
     "mas de het een hij zij ze wij ik dat dit maar depois poi apoi después он она они оно мы я вы это но в на по "
-    "после потом ona ono oni ale bu bir ama sonra ο η το οι τα μετά".split()
+    "после потом ona ono oni ale bu bir ama sonra ο η το οι τα μετά two three four five six several some many people "
+    "zwei drei vier fünf sechs mehrere einige viele leute deux trois quatre plusieurs dos tres varios due "
+    "alcuni".split()
 )
 NUMBER_SIGNS = frozenset("§$€£¥+#№")
 # German ordinals: "der 2. Weltkrieg", "am 3. Mai"; but "Er ist 12. Sie ist 10."
@@ -693,6 +695,30 @@ def may_end_after(word: str, before: str, following: str, is_unit: bool, is_lowe
 CLAUSE = 0.35
 # To find the cut in a long sentence, tokenise this many characters per allowed token: at first, and at most.
 CHARACTERS_PER_TOKEN = (6, 32)
+# Where a comma joins two sentences: "It rains, The dog sleeps" or "It rains., The dog". A long sentence is cut at all
+# such commas, except after so few characters that they are no sentence. Some words have a capital inside a sentence as
+# well, and names begin with The.
+SPLICERS = "|".join(sorted(word.capitalize() for word in STARTERS - {"i", "sie", "ihr"}))
+SPLICE = re.compile(rf"(?:(?<![.…])\.)?[,;]\ +(?!(?:The|An?)\ [A-Z])(?=(?:{SPLICERS})(?![\w-]))")
+SHORTEST_SPLICED = 20
+
+
+def cut_to_limit(text: str, limit: int, encode: Encode) -> Iterator[tuple[str, list[int], str]]:
+    """Yield the parts of a sentence of at most `limit` tokens: what is copied before, the ids and the text of each."""
+    clause = max(SHORTEST_MAX_SOURCE_LENGTH, int(CLAUSE * limit))
+    splices = [(match.start(), match.end()) for match in SPLICE.finditer(text)]
+    if splices and len(encode(text[: limit * CHARACTERS_PER_TOKEN[1]])[0]) <= 2 * clause:
+        splices = []
+    start, copied = 0, ""
+    for end, following in (*splices, (len(text), len(text))):
+        if end - start < SHORTEST_SPLICED and end < len(text):
+            continue
+        for separator, ids, part in cut_clauses(text[start:end], limit, clause, encode):
+            yield copied + separator, ids, part
+            copied = ""
+        start, copied = following, text[end:following]
+
+
 # Where to cut a sentence that is too long: after punctuation; in front of a conjunction, at a space.
 CUTS = (
     (
@@ -711,10 +737,9 @@ CUTS = (
 CLAUSE_MARK = re.compile(r"(?<![.…])[;:,]\Z")
 
 
-def cut_to_limit(text: str, limit: int, encode: Encode) -> Iterator[tuple[str, list[int], str]]:
-    """Yield the parts of a sentence of at most `limit` tokens: what is copied before, the ids and the text of each."""
+def cut_clauses(text: str, limit: int, clause: int, encode: Encode) -> Iterator[tuple[str, list[int], str]]:
+    """Yield the parts of a sentence as `cut_to_limit` does;  clause: the tokens of a part of a long sentence"""
     start, separator = 0, ""
-    clause = max(SHORTEST_MAX_SOURCE_LENGTH, int(CLAUSE * limit))
     while start < len(text):
         ids, starts, seen = [], [], 0
         for per_token in CHARACTERS_PER_TOKEN:

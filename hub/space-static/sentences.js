@@ -79,6 +79,21 @@ const CUTS = [
     new RegExp(`${WHITE}+`, "gu"),
   ],
 ];
+const words = (text) => new Set(text.split(" "));
+const STARTERS = words(
+  "the a an he she it they we i you this that these those there his her their my our in on at but and so if when " +
+    "what der die das ein eine er sie es wir ich ihr du dies diese dieser dann aber und wenn im am auf le la les un " +
+    "une il elle ils elles nous je vous ce cette ces mais et dans el los las una él ella ellos nosotros yo pero " +
+    "cuando lo gli uno lui lei loro noi io questo questa ma os um uma ele ela eles nós eu isto mas de het een hij " +
+    "zij ze wij ik dat dit maar он она они оно мы я вы это но в на по после потом ona ono oni ale bu bir ama sonra " +
+    "ο η το οι τα μετά then potem pak después depois puis poi apoi luego two three four five six several some many " +
+    "people zwei drei vier fünf sechs mehrere einige viele leute deux trois quatre plusieurs dos tres varios due alcuni",
+);
+const SPLICERS = [...STARTERS]
+  .filter((word) => !["i", "sie", "ihr"].includes(word))
+  .map((word) => word[0].toUpperCase() + word.slice(1));
+const SPLICE = new RegExp(`(?:(?<![.…])\\.)?[,;] +(?!(?:The|An?) [A-Z])(?=(?:${SPLICERS.join("|")})(?!${WORD}|-))`, "gu");
+const SHORTEST_SPLICED = 20;
 // A mark at which a sentence was cut. It is copied: training text has hardly a sentence that ends in one.
 const CLAUSE_MARK = /(?<![.…])[;:,]$/u;
 const FULL_WIDTH = { ",": "，", ";": "；", ":": "：" };
@@ -116,7 +131,6 @@ const SHORTEST_MAX_SOURCE_LENGTH = 8; // a character takes up to four tokens, </
 const CHARACTERS_PER_TOKEN = [6, 32]; // to tokenise for a cut: at first, and at most
 const CLAUSE = 0.35; // of the limit: about so long are the parts into which a long sentence is cut at punctuation
 
-const words = (text) => new Set(text.split(" "));
 const URDU_VERBS = words("ہے ہیں تھا تھی تھے گا گی گے ہوں ہو گیا گئی گئے دیا لیا آیا آئی ہوا ہوئی");
 const NAME_ENDS = words(
   "com net org edu gov io js ts py md txt csv html xml json pdf php asp doc exe zip app ai",
@@ -138,14 +152,6 @@ const MAYBE_LAST = words(
   "ff av ed eds tues thurs std jh mio mrd usw usf str ave inc co corp dept est al u.a o.ä u.ä chr n.chr v.chr",
 );
 const ET_CETERA = words("etc т.д т.п и.др κ.λπ κλπ κ.ά n.k v.v u.c t.t m.m o.l ა.შ atd vb stb dll");
-const STARTERS = words(
-  "the a an he she it they we i you this that these those there his her their my our in on at but and so if when " +
-    "what der die das ein eine er sie es wir ich ihr du dies diese dieser dann aber und wenn im am auf le la les un " +
-    "une il elle ils elles nous je vous ce cette ces mais et dans el los las una él ella ellos nosotros yo pero " +
-    "cuando lo gli uno lui lei loro noi io questo questa ma os um uma ele ela eles nós eu isto mas de het een hij " +
-    "zij ze wij ik dat dit maar он она они оно мы я вы это но в на по после потом ona ono oni ale bu bir ama sonra " +
-    "ο η το οι τα μετά then potem pak después depois puis poi apoi luego",
-);
 const BEFORE_AN_ORDINAL = words(
   "der die das dem den des am im vom zum zur beim ab bis seit jeder jede jedes jedem jeden ihr sein ihre seine " +
     "ihren seinen ihrem seinem unser unsere",
@@ -229,7 +235,7 @@ export function takeLanguage(line, tokens, chosen) {
  */
 export function joinedTexts(first, copied, second) {
   const fullWidth = FULL_WIDTH[copied[0]];
-  if (fullWidth) first = first.replace(FULL_STOP, "");
+  if (fullWidth || /^\.[,;]/.test(copied)) first = first.replace(FULL_STOP, "");
   if (fullWidth && IDEOGRAPH.test(first)) return first + fullWidth + copied.slice(1).replace(/^ +/, "") + second;
   return first + (copied || (second && SPACED_END.test(first) ? " " : "")) + second;
 }
@@ -237,6 +243,23 @@ export function joinedTexts(first, copied, second) {
 function cutToLimit(text, limit, tokenStarts) {
   const parts = [];
   const clause = Math.max(SHORTEST_MAX_SOURCE_LENGTH, Math.trunc(CLAUSE * limit));
+  const splices = [...text.matchAll(SPLICE)].map(({ 0: found, index }) => [index, index + found.length]);
+  const isLong = splices.length && tokenStarts(beginning(text, limit * CHARACTERS_PER_TOKEN[1])).length > 2 * clause;
+  let [start, copied] = [0, ""];
+  for (const [end, following] of [...(isLong ? splices : []), [text.length, text.length]]) {
+    const piece = text.slice(start, end);
+    if (end < text.length && countCharacters(piece) < SHORTEST_SPLICED) continue;
+    const clauses = cutClauses(piece, limit, clause, tokenStarts);
+    if (clauses.length) clauses[0].copied = copied + clauses[0].copied;
+    parts.push(...clauses);
+    [start, copied] = [following, text.slice(end, following)];
+  }
+  return parts;
+}
+
+/** The parts of a sentence as `cutToLimit` returns them; clause: the tokens of a part of a long sentence. */
+function cutClauses(text, limit, clause, tokenStarts) {
+  const parts = [];
   let copied = "";
   for (let start = 0; start < text.length; ) {
     const rest = text.slice(start);
