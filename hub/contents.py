@@ -293,7 +293,7 @@ def collect_graph(path: Path, folder: ModelFolder) -> Files:
         raise BrokenFileError(f"{path} is not an ONNX file ({error}); copy or export it again") from None
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     check_built_in(path, metadata, folder)
-    kept = built_in_values(folder.config, folder.suppressed, folder.forced, folder.beam_search).keys()
+    kept = built_in_values(folder.config, folder.generation_config).keys()
     model.ClearField("domain")
     model.DiscardUnknownFields()
     strings = list(remove_descriptions(model))

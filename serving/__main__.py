@@ -4,6 +4,7 @@ import gc
 import os
 import re
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -126,7 +127,10 @@ def open_socket(host: str, port: int) -> socket.socket:
 def read_recorded_languages(model: str, revision: str | None, folder: Path) -> tuple[str, str] | None:
     """Return the languages that the files of the folder record, or the card of a repository."""
     recorded = read_languages(folder)
-    return recorded or (read_languages(download(model, revision, [CARD])) if is_repository(model) else None)
+    if recorded is None and is_repository(model):
+        with suppress(InputError):  # it has no card
+            recorded = read_languages(download(model, revision, [CARD]))
+    return recorded
 
 
 def choose_languages(
@@ -134,23 +138,30 @@ def choose_languages(
 ) -> tuple[str, list[str]]:
     """Return source and targets: the given ones, or those of the model. Raises InputError.
 
-    A model with language tokens has the languages of these as targets.
     model: its name, for errors
     """
     known_source, known_target = recorded or (None, None)
-    is_multilingual = translator.languages.are_needed
     warn_of_other_language(model, "source", source, known_source)
-    warn_of_other_language(model, "target", None if is_multilingual else target, known_target)
-    source, target = source or known_source, target or (None if is_multilingual else known_target)
-    targets = translator.languages.names if is_multilingual else [target] if target else []
-    if target and (position := find_language(targets, target)) is not None:
-        targets = [targets[position]]
-    elif target:
-        raise InputError(f"--target-language is {target!r}; {model} has {', '.join(targets)}")
+    if translator.languages.are_needed:
+        targets = choose_targets(translator.languages.names, model, target)
+    else:
+        warn_of_other_language(model, "target", target, known_target)
+        targets = [name for name in [target or known_target] if name]
+    source = source or known_source
     missing = [f"--{side}-language" for side, found in (("source", source), ("target", targets)) if not found]
     if source is None or missing:
         raise InputError(f"{model} does not record its languages; give {' and '.join(missing)}")
     return source, targets
+
+
+def choose_targets(names: list[str], model: str, target: str | None) -> list[str]:
+    """Return the languages of the model's tokens, or the one of them that is given. Raises InputError."""
+    if target is None:
+        return names
+    position = find_language(names, target)
+    if position is None:
+        raise InputError(f"--target-language is {target!r}; {model} has {', '.join(names)}")
+    return [names[position]]
 
 
 def warn_of_other_language(model: str, side: str, given: str | None, recorded: str | None) -> None:

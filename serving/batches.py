@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from threading import Barrier
 from time import monotonic
@@ -70,14 +70,14 @@ class Batcher:
         self.characters = 0  # of the waiting texts
         self.seconds_per_character = 0.001  # of a batch beside others, as all are while the queue is full; an average
         self.running = 0  # batches
-        self.arrival, self.free, self.alone = asyncio.Event(), asyncio.Semaphore(most), asyncio.Lock()
+        self.arrival, self.free = asyncio.Event(), asyncio.Semaphore(most)
         self.threads = ThreadPoolExecutor(most, thread_name_prefix="translate")
 
     @asynccontextmanager
     async def open(self):
         """Translate batches until the block ends."""
         meeting = Barrier(self.most, timeout=60)  # seconds; a thread that cannot be started breaks it
-        await asyncio.gather(*(self._in_thread(meeting.wait) for _ in range(self.most)))
+        await asyncio.gather(*(self.in_thread(meeting.wait) for _ in range(self.most)))
         task = asyncio.create_task(self._run())
         try:
             yield
@@ -110,18 +110,8 @@ class Batcher:
                 self._remove(job)
                 job.future.cancel()
 
-    async def run_alone(self, function: Callable[[], Result]) -> Result:
-        """Run a function that changes the model for its time, in a thread, while no batch runs."""
-        return await asyncio.shield(self._run_alone(function))  # also if the client leaves
-
-    async def _run_alone(self, function: Callable[[], Result]) -> Result:
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self.alone)  # or two of these would wait for each other
-            for _ in range(self.most):
-                await stack.enter_async_context(self.free)
-            return await self._in_thread(function)
-
-    async def _in_thread(self, function: Callable[[], Result]) -> Result:
+    async def in_thread(self, function: Callable[[], Result]) -> Result:
+        """Run a function in one of the threads."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, function)
 
     async def _run(self) -> None:
@@ -169,7 +159,7 @@ class Batcher:
     async def _translate(self, jobs: list[Job], one_thread: bool) -> None:
         begun, count, texts = monotonic(), jobs[0].count, [job.text for job in jobs]
         try:
-            results = await self._in_thread(lambda: translate_each(self.function, texts, count, one_thread))
+            results = await self.in_thread(lambda: translate_each(self.function, texts, count, one_thread))
         except Exception as error:  # the thread cannot be started
             results = [error] * len(jobs)
         finally:

@@ -62,7 +62,11 @@ class Service:
 
     async def answer(self, request: TranslationRequest) -> Answer:
         """Translate the texts of a request. Raises HTTPException."""
-        texts = self._check(request)
+        source = check_language([self.source, "auto"], request.source)
+        target = check_language(self.targets, request.target)
+        request = request.model_copy(update={"source": source, "target": target})
+        texts = request.q if isinstance(request.q, list) else [request.q]
+        self._check_limits(request, texts)
         try:
             return await self._answer(request, texts)
         except QueueFullError:
@@ -75,10 +79,8 @@ class Service:
             print_error(f"error: a text cannot be translated: {type(error).__name__}: {one_line(str(error))[:500]}")
             raise HTTPException(500, "Cannot translate text: the log of the server names the reason") from None
 
-    def _check(self, request: TranslationRequest) -> list[str]:
-        """Return the texts of a request. Raises HTTPException for what the model or the limits do not allow."""
-        request.source = check_language([self.source, "auto"], request.source)
-        request.target = check_language(self.targets, request.target)
+    def _check_limits(self, request: TranslationRequest, texts: list[str]) -> None:
+        """Raise HTTPException for what the model or the limits do not allow."""
         if request.alternatives >= self.settings.num_beams:
             raise HTTPException(
                 400, f"Invalid request: alternatives is {request.alternatives}; the limit is the number of beams minus "
@@ -86,14 +88,12 @@ class Service:
             )  # fmt: skip
         if request.attention and (request.format == "html" or not hasattr(self.translator, "model")):
             raise HTTPException(400, "Invalid request: attention needs plain text and a server that runs torch")
-        texts = request.q if isinstance(request.q, list) else [request.q]
         if len(texts) > self.limits.texts:
             raise HTTPException(413, f"the request has {len(texts)} texts; the limit is {self.limits.texts}")
         if (characters := sum(map(len, texts))) > self.limits.characters:
             raise HTTPException(
                 413, f"the request has {characters:,} characters; the limit is {self.limits.characters:,}"
             )
-        return texts
 
     async def _answer(self, request: TranslationRequest, texts: list[str]) -> Answer:
         count = 1 + request.alternatives
@@ -104,7 +104,7 @@ class Service:
         maps: list[Answer] = []
         if request.attention:
             sources = self._with_target(texts, request.target)
-            maps = [await self._attention(*pair) for pair in zip(sources, found, strict=True)]
+            maps = [await self._attention(text, best.text) for text, (best, *_) in zip(sources, found, strict=True)]
 
         def shaped(values: list[Any]) -> Any:
             """Return a list if the request has a list of texts."""
@@ -134,6 +134,15 @@ class Service:
             for text, start in zip(texts, starts, strict=True)
         ]
 
+    async def _attention(self, source: str, target: str) -> Answer:
+        """Return the attention of the last layer, averaged over its heads: a row for each token of the translation."""
+        from vaswani_transformer.attention_maps import attention_maps
+
+        translator: Any = self.translator
+        arguments = (translator.model, translator.tokenizer, source, target, translator.target_tokenizer)
+        maps = await self.batcher.in_thread(lambda: attention_maps(*arguments))
+        return {"source": maps.source, "target": maps.predicted, "weights": maps.cross[-1].mean(0).tolist()}
+
     async def _translate_html(self, pages: list[str], target: str, count: int) -> list[list[Hypothesis]]:
         """Translate the pieces of text between tags; the k-th best of all pieces make the k-th best page."""
         split = [split_html(page) for page in pages]
@@ -145,15 +154,6 @@ class Service:
             depth = min((len(each) for each in of_page if each is not None), default=1)
             translated.append([join_page(pieces, of_page, k) for k in range(depth)])
         return translated
-
-    async def _attention(self, text: str, hypotheses: list[Hypothesis]) -> Answer:
-        """Return the attention of the last layer, averaged over its heads: a row for each token of the translation."""
-        from vaswani_transformer.attention_maps import attention_maps
-
-        translator: Any = self.translator
-        arguments = (translator.model, translator.tokenizer, text, hypotheses[0].text, translator.target_tokenizer)
-        maps = await self.batcher.run_alone(lambda: attention_maps(*arguments))
-        return {"source": maps.source, "target": maps.predicted, "weights": maps.cross[-1].mean(0).tolist()}
 
 
 def check_language(known: Sequence[str], code: str) -> str:

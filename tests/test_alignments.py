@@ -35,7 +35,7 @@ from vaswani_transformer.alignments import (
     share_tokens,
     token_spans,
 )
-from vaswani_transformer.attention_maps import using_eager_attention
+from vaswani_transformer.attention_maps import eager_copy
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.tokenization import train_tokenizer
@@ -186,8 +186,8 @@ def test_probabilities_are_the_attention_that_transformers_returns(translator: T
     tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())
     own = [i for i, token in enumerate(tokens) if token not in ("Ġ", "</s>")]
     assert len(own) == 5
-    with torch.no_grad(), using_eager_attention(model):
-        attentions = model(**batch, output_attentions=True).cross_attentions
+    with torch.no_grad():
+        attentions = eager_copy(model)(**batch, output_attentions=True).cross_attentions
     assert len(attentions) == 2
     expected = attentions[1][0].mean(0).numpy()  # the default of two layers: the last one
     (alignment,) = translator.align([source], [target])

@@ -236,12 +236,14 @@ def test_a_repository_that_cannot_be_read_is_a_one_line_error(hub, words, refuse
     assert "has not been downloaded before, and HF_HUB_OFFLINE is set" in error(OPUS, 4)
 
 
-def test_what_was_downloaded_is_used_offline(hub, tmp_path, monkeypatch):
+def test_what_was_downloaded_is_used_offline(hub, tmp_path, monkeypatch, refused):
     main(["convert", OPUS, str(tmp_path / "online")])
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     main(["convert", OPUS, str(tmp_path / "offline")])
     names = {path.name for path in (tmp_path / "online").iterdir()}
     assert names == {path.name for path in (tmp_path / "offline").iterdir()}
+    assert "Dry run cannot be performed" in refused(main, ["convert", OPUS, tmp_path / "dry", "--dry-run"], 4)
+    assert not (tmp_path / "dry").exists()
 
 
 def test_local_files_only_takes_what_was_downloaded(hub, tmp_path, refused):
@@ -274,6 +276,12 @@ def test_serve_reads_the_languages_in_the_card_of_a_repository(hub, tmp_path):
     hub.create("someone/described", **{"README.md": b"---\nlanguage: [en, de]\n---\n"})
     assert read_recorded_languages("someone/described", None, tmp_path) == ("en", "de")
     assert downloaded(hub) == {"README.md"}
+
+
+def test_serve_needs_no_card(hub, tmp_path):
+    """The languages may be given as options."""
+    hub.create("someone/plain", **{"config.json": b"{}"})
+    assert read_recorded_languages("someone/plain", None, tmp_path) is None
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from PIL import Image
 from saved_model import ENGLISH, GERMAN, trained_model, trained_tokenizer
 
 from vaswani_transformer import sinusoidal_positional_encoding
-from vaswani_transformer.attention_maps import AttentionMaps, attention_maps, token_labels
+from vaswani_transformer.attention_maps import AttentionMaps, attention_maps, eager_copy, token_labels
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.pictures import attention_figure, positional_encoding_figure
 from vaswani_transformer.sentences_vaswani_transformer import clean_text
@@ -51,6 +51,16 @@ def test_weights_equal_the_forward_pass(maps):
     heads = [projection(x).unflatten(-1, (4, 8)).transpose(1, 2) for projection in (attention.q_proj, attention.k_proj)]
     expected = torch.softmax(heads[0] @ heads[1].transpose(-1, -2) / 8**0.5, dim=-1)
     torch.testing.assert_close(maps.encoder[0], expected[0], atol=1e-5, rtol=1e-5)
+
+
+def test_another_thread_may_translate_with_the_model_meanwhile():
+    """Its weights are neither copied nor changed, and it keeps its own implementation of attention."""
+    model = trained_model()
+    copied = eager_copy(model)
+    assert (copied.config._attn_implementation, model.config._attn_implementation) == ("eager", "sdpa")
+    assert model.model.encoder.config._attn_implementation == "sdpa"
+    ours, theirs = dict(model.named_parameters()), dict(copied.named_parameters())
+    assert ours.keys() == theirs.keys() and all(ours[name] is theirs[name] for name in ours)
 
 
 def test_the_default_target_is_the_translation():

@@ -654,31 +654,6 @@ def test_a_batch_alone_uses_all_cores_and_one_that_joins_it_uses_one():
     assert begun == [(["a"], False), (["b"], True)]
 
 
-def test_what_changes_the_model_runs_alone():
-    release, running = threading.Event(), []
-
-    def translate(texts: list[str], count: int, one_thread: bool) -> list[list[Hypothesis]]:
-        running.extend(texts)
-        release.wait(60)
-        running.remove(texts[0])
-        return echo(texts, count, one_thread)
-
-    async def run() -> list[Any]:
-        batcher = Batcher(translate, 10**6, lambda *numbers: None, most=2)
-        async with batcher.open(), asyncio.timeout(60):
-            first = asyncio.create_task(batcher.translate(["a"], 1))
-            while not running:
-                await asyncio.sleep(0.001)
-            alone = [asyncio.create_task(batcher.run_alone(lambda: [*running])) for _ in range(2)]
-            await asyncio.sleep(0.05)
-            second = asyncio.create_task(batcher.translate(["b"], 1))
-            await asyncio.sleep(0.05)
-            release.set()
-            return await asyncio.gather(first, *alone, second)
-
-    assert asyncio.run(run()) == [echo(["a"], 1, False), [], [], echo(["b"], 1, False)]
-
-
 def test_only_batches_side_by_side_tell_how_long_a_full_queue_takes():
     """A batch that runs alone, as in quiet traffic, is faster: it has all CPU threads."""
 

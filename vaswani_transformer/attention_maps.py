@@ -1,7 +1,6 @@
 """Attention weights of a sentence pair, with a readable label for each token; `pictures` draws them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import copy
 from dataclasses import dataclass
 from typing import cast
 
@@ -68,14 +67,13 @@ def attention_maps(
         labels = labels.to(model.device)
     check_sentence_length("target", labels.shape[1])
 
-    with using_eager_attention(model):
-        outputs = model(
-            input_ids=source_ids,
-            attention_mask=source_mask,
-            decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels),
-            output_attentions=True,
-            use_cache=False,
-        )
+    outputs = eager_copy(model)(
+        input_ids=source_ids,
+        attention_mask=source_mask,
+        decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels),
+        output_attentions=True,
+        use_cache=False,
+    )
     predicted = token_labels(target_tokenizer, labels[0].tolist())
     start = target_tokenizer.convert_ids_to_tokens(model.config.decoder_start_token_id)
     return AttentionMaps(
@@ -120,12 +118,12 @@ def byte_level_labels(tokens: list[str]) -> list[str]:
     return ["�"]
 
 
-@contextmanager
-def using_eager_attention(model: VaswaniTransformerForConditionalGeneration) -> Iterator[None]:
-    """Switch to eager attention, the only implementation that returns weights; restore the model's own on exit."""
-    implementation = model.config._attn_implementation or "eager"
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(implementation)
+def eager_copy(model: VaswaniTransformerForConditionalGeneration) -> VaswaniTransformerForConditionalGeneration:
+    """Return a copy with eager attention, the only implementation that returns weights; it shares the parameters.
+
+    The model itself stays as it is: other threads may be translating with it.
+    """
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    copied = copy.deepcopy(model, shared)  # which takes the objects in `shared` for copies that it has made
+    copied.set_attn_implementation("eager")
+    return copied

@@ -6,6 +6,7 @@ Each command imports its dependencies when it runs, so that `--help` does not wa
 import json
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from itertools import chain
@@ -272,35 +273,40 @@ def translate(
     )
     several = num_return_sequences > 1
     columns = OutputColumns(several, scores or several, alignments)
-    # What determines the translations: an interrupted one can be resumed only with the same values.
-    decisive = {"max_source_length": max_source_length, "split_sentences": split_sentences}
-    decisive |= {"target_language": target_language, **vars(settings)}
+    decisive = vars(settings) | {name: context.params[name] for name in DECISIVE_FOR_TRANSLATIONS}
     options = decisive | {"batch_tokens": batch_tokens, "workers": workers, "warn_ratio": warn_ratio}
     options["progress"] = shows_progress(progress, input, output)
-    line_translator = LineTranslator(
-        translator, columns, options, max_characters, None if report is None else Path(report)
-    )
-
-    if input == "-" and not unwrap:
-        chunks = read_arriving_lines(chunk_lines)
-    else:
-        lines = read_lines(input)
-        chunks = split_into_chunks(unwrap_lines(lines) if unwrap else lines, chunk_lines)
-    numbered = line_translator.number_chunks(chunks)
-    translate_chunks = partial(line_translator.translate, look_ahead=input != "-")
+    lines = LineTranslator(translator, columns, options, max_characters, None if report is None else Path(report))
+    chunks = lines.number_chunks(read_chunks(input, chunk_lines, unwrap))
+    translate_chunks = partial(lines.translate, look_ahead=input != "-")
     if in_parts:
-        about = {"model": model_sha256(translator.folder), "backend": backend, "dtype": dtype, "precision": precision}
-        about |= {"input": files_sha256(Path(input)), "chunk_lines": chunk_lines, "unwrap": unwrap, **decisive}
-        about |= {"scores": scores, "alignments": alignments, "version": __version__}
-        about |= {"report": report, "warn_ratio": warn_ratio}  # which lists the doubtful ones of finished parts as well
-        translate_file(translate_chunks, numbered, Path(output), about)
+        about = decisive | {name: context.params[name] for name in DECISIVE_FOR_OUTPUT}
+        about |= {"model": model_sha256(translator.folder), "input": files_sha256(Path(input)), "version": __version__}
+        translate_file(translate_chunks, chunks, Path(output), about | {"backend": backend})
     else:
-        with open_output(output) as out, closing(translate_chunks(numbered)) as translated:
+        with open_output(output) as out, closing(translate_chunks(chunks)) as translated:
             for chunk in translated:
                 out.writelines(chunk)
                 out.flush()
-    if warning := line_translator.summary():
+    if warning := lines.summary():
         typer.echo(f"warning: {warning}", err=True)
+
+
+# Options of `translate` besides the settings of the search: an interrupted translation of a file can be resumed only
+# with the same values. The report lists the doubtful translations of finished parts as well.
+DECISIVE_FOR_TRANSLATIONS = ("max_source_length", "split_sentences", "target_language")
+DECISIVE_FOR_OUTPUT = ("dtype", "precision", "chunk_lines", "unwrap", "scores", "alignments", "report", "warn_ratio")
+
+
+def read_chunks(input: str, size: int, unwrap: bool) -> Iterator[list[str]]:
+    """Yield the lines of a file or of stdin in lists of at most `size`; those typed at a terminal one by one.
+
+    unwrap: yield paragraphs instead of lines
+    """
+    if input == "-" and not unwrap:
+        return read_arriving_lines(size)
+    lines = read_lines(input)
+    return split_into_chunks(unwrap_lines(lines) if unwrap else lines, size)
 
 
 def check_paths(input: str, output: str, report: str | None) -> bool:

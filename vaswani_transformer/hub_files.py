@@ -2,30 +2,27 @@
 
 import json
 import logging
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import InputError, UnavailableError, one_line
 from .model_folder import ADAPTER, CONVERTIBLE_TYPES, MODEL_FILES, MODEL_TYPE, WEIGHTS
 from .programs import import_program
 from .training_run import follow_pointer
 
+if TYPE_CHECKING:  # huggingface_hub is imported where it is used, so that --help is fast
+    from huggingface_hub import DryRunFileInfo
+
 # Not downloaded of other repositories than this package's: weights of other frameworks, documents, pictures.
 UNREAD = tuple(".h5 .msgpack .ot .onnx .gguf .tflite .mlmodel .zip .md .py .png .jpg .pdf".split())
 # Suffixes of weights, and the files of transformers' models, the preferred first.
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PREFERRED_WEIGHTS = (WEIGHTS, "pytorch_model.bin")
-
-
-class DownloadPlan(Exception):  # noqa: N818  (no error)
-    """Ends a download before it begins. files: name, size in bytes, and whether the cache has it"""
-
-    def __init__(self, commit: str, files: list[tuple[str, int, bool]]):
-        self.commit, self.files = commit, files
 
 
 def find_folder(
@@ -64,15 +61,10 @@ def check_folder(path: str | Path) -> Path:
     raise InputError(f"{folder}: no such folder{remedy}")
 
 
-def download(
-    repo: str, revision: str | None, files: Sequence[str], dry_run: bool = False, local_files_only: bool = False
-) -> Path:
-    """Download files of a repository and return the local copy. Raises DownloadPlan instead if `dry_run`.
-
-    files: glob patterns
-    """
+def download(repo: str, revision: str | None, files: Sequence[str], local_files_only: bool = False) -> Path:
+    """Download files of a repository and return the local copy.  files: glob patterns"""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import disable_progress_bars, tqdm
+    from huggingface_hub.utils import tqdm
 
     class OnTerminal(tqdm):
         """Shows itself on a terminal only. Of huggingface_hub's bars, that of the files appears in logs, too."""
@@ -80,33 +72,37 @@ def download(
         def __init__(self, *arguments: Any, **settings: Any):
             super().__init__(*arguments, **{"disable": None} | settings)
 
-    options: dict[str, Any] = {"revision": revision, "allow_patterns": list(files), "tqdm_class": OnTerminal}
+    options: dict[str, Any] = {"allow_patterns": list(files), "tqdm_class": OnTerminal}
+    with hub_errors(repo, revision), without_warning():
+        folder = Path(snapshot_download(repo, revision=revision, local_files_only=local_files_only, **options))
+    if not any(next(folder.glob(pattern), None) for pattern in files):
+        command = f": `vaswani-transformer export onnx {repo} FOLDER` writes it"
+        raise InputError(f"{repo} has no {files[0]}{command if files[0].endswith('.onnx') else ''}")
+    return folder
+
+
+def plan_download(repo: str, revision: str | None, files: Sequence[str]) -> "list[DryRunFileInfo]":
+    """Return the files that `download` would leave in the local copy, each with its size and whether it is there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()  # the list is all that a command with --dry-run prints
     with hub_errors(repo, revision):
-        if not dry_run:
-            with without_warning():
-                folder = Path(snapshot_download(repo, **options, local_files_only=local_files_only))
-            if not any(next(folder.glob(pattern), None) for pattern in files):
-                command = f": `vaswani-transformer export onnx {repo} FOLDER` writes it"
-                raise InputError(f"{repo} has no {files[0]}{command if files[0].endswith('.onnx') else ''}")
-            return folder
-        disable_progress_bars()  # the list is all that a command with --dry-run prints
-        planned: Any = snapshot_download(repo, dry_run=True, **options)
-    found = sorted((file.filename, file.file_size or 0, file.is_cached) for file in planned)
-    raise DownloadPlan(planned[0].commit_hash if planned else "", found)
+        planned = snapshot_download(repo, revision=revision, allow_patterns=list(files), dry_run=True)
+    return sorted(planned, key=lambda file: file.filename)
 
 
-def download_any(repo: str, revision: str | None, dry_run: bool) -> Path:
-    """Download a repository with a model of this package or, without its pickles if it has safetensors, of another.
+def choose_files(repo: str, revision: str | None) -> Sequence[str]:
+    """Return glob patterns of a model of this package, or of another's without its pickles if it has safetensors.
 
     Raises InputError if it has none, before anything but config.json is downloaded.
     """
     from huggingface_hub import HfApi, constants, snapshot_download
 
     with hub_errors(repo, revision):
-        if constants.HF_HUB_OFFLINE:  # there is no list of files: take what has been downloaded before
-            return Path(
-                snapshot_download(repo, revision=revision, allow_patterns=["config.json"], local_files_only=True)
-            )
+        if constants.HF_HUB_OFFLINE:  # there is no list of files: take those that have been downloaded before
+            folder = snapshot_download(repo, revision=revision, allow_patterns=["config.json"], local_files_only=True)
+            return os.listdir(folder)
         names = [str(entry.path) for entry in HfApi().list_repo_tree(repo, revision=revision, recursive=True)]
     config = {}
     if "config.json" in names:
@@ -114,9 +110,9 @@ def download_any(repo: str, revision: str | None, dry_run: bool) -> Path:
         with suppress(ValueError, OSError):  # reported where the model is loaded
             config = json.loads(path.read_text(encoding="utf-8"))
     kind = config.get("model_type") if isinstance(config, dict) else None
-    is_ours = kind == MODEL_TYPE or ADAPTER in names
-    files = choose_own_files(repo, names) if is_ours else choose_foreign_files(repo, names, kind)
-    return download(repo, revision, files, dry_run)
+    if kind == MODEL_TYPE or ADAPTER in names:
+        return choose_own_files(repo, names)
+    return choose_foreign_files(repo, names, kind)
 
 
 def choose_own_files(repo: str, names: Sequence[str]) -> Sequence[str]:

@@ -13,7 +13,7 @@ import typer
 
 from .atomic import temporary_path
 from .errors import InputError, escape_controls
-from .hub_files import DownloadPlan, download, download_any, is_repository
+from .hub_files import choose_files, download, is_repository, plan_download
 from .model_folder import ADAPTER, MODEL_TYPE, choose_backend
 from .programs import import_program
 from .training_run import follow_pointer
@@ -58,17 +58,17 @@ def locate_model(
             typer.echo(f"{model}: nothing would be downloaded")
             raise typer.Exit()
         return follow_pointer(Path(model))
-    try:
-        if files is not None:
-            return download(model, revision, files, dry_run)
-        return download_any(model, revision, dry_run)
-    except DownloadPlan as planned:
-        for name, size, is_cached in planned.files:
-            note = "  (downloaded before)" if is_cached else ""
-            typer.echo(f"{size:>14,}  {escape_controls(name)}{note}")
-        new = [size for _, size, is_cached in planned.files if not is_cached]
-        typer.echo(f"{model}, commit {planned.commit[:12]}: {len(new)} files, {sum(new):,} bytes would be downloaded")
-        raise typer.Exit() from None
+    files = choose_files(model, revision) if files is None else files
+    if not dry_run:
+        return download(model, revision, files)
+    planned = plan_download(model, revision, files)
+    for file in planned:
+        note = "  (downloaded before)" if file.is_cached else ""
+        typer.echo(f"{file.file_size or 0:>14,}  {escape_controls(file.filename)}{note}")
+    new = [file.file_size or 0 for file in planned if not file.is_cached]
+    commit = planned[0].commit_hash[:12] if planned else ""
+    typer.echo(f"{model}, commit {commit}: {len(new)} files, {sum(new):,} bytes would be downloaded")
+    raise typer.Exit()
 
 
 @contextmanager

@@ -108,46 +108,10 @@ class ModelFolder:
         except (ValueError, TypeError) as error:
             raise BrokenFileError(f"{file}: {error}") from None
 
-    @property
-    def vocab_size(self) -> int:
-        return self.config["vocab_size"]
-
-    @property
-    def decoder_vocab_size(self) -> int:
-        return self.config["decoder_vocab_size"]
-
-    @property
-    def suppressed(self) -> list[int]:
-        """The tokens that no translation has. Without generation_config.json they are those of a new model."""
-        if self.generation_config:
-            return sorted(set(self.generation_config.get("suppress_tokens") or []))
-        special = {self.config["pad_token_id"], self.config["decoder_start_token_id"]}
-        return sorted(special - {self.config["eos_token_id"]})
-
-    @property
-    def forced(self) -> int | None:
-        """The token with which every translation begins, if there is one."""
-        return self.generation_config.get("forced_bos_token_id")
-
-    @property
-    def beam_search(self) -> str | None:
-        """Whose rules the search follows, see `is_beam_search_of_transformers`."""
-        return self.generation_config.get("beam_search")
-
-    @property
-    def trained_length(self) -> int | None:
-        """The tokens of the longest source sentence of the training, if that is known."""
-        return self.generation_config.get("max_source_length")
-
-    @property
-    def alignment_heads(self) -> list[AlignmentHead] | None:
-        """The heads by which words are aligned, if they have been chosen."""
-        return parse_alignment_heads(self.generation_config, self.config)
-
     @cached_property
     def tokenizer(self) -> "Tokenizer":
         """The tokenizer, or that of the sources. Raises BrokenFileError."""
-        tokenizer = read_tokenizer(self.path, self.vocab_size)
+        tokenizer = read_tokenizer(self.path, self.config["vocab_size"])
         if not self.has_target_tokenizer:  # sources of OpenNMT-py have no </s>
             self._check_end(tokenizer, self.path)
         return tokenizer
@@ -159,15 +123,16 @@ class ModelFolder:
         Raises BrokenFileError, and InputError if the vocabularies differ and there is one tokenizer.
         """
         folder = self.path / TARGET_TOKENIZER
+        source_size, target_size = self.config["vocab_size"], self.config["decoder_vocab_size"]
         if self.has_target_tokenizer:
-            target = read_tokenizer(folder, self.decoder_vocab_size, "decoder_vocab_size")
+            target = read_tokenizer(folder, target_size, "decoder_vocab_size")
             self._check_end(target, folder)
             return target
-        if self.decoder_vocab_size != self.vocab_size:
+        if source_size != target_size:
             read_tokenizer(self.path)  # raises for a folder that has none at all
             raise InputError(
-                f"{self.path}: the model has {self.vocab_size} source and {self.decoder_vocab_size} target tokens; it "
-                f"needs a second tokenizer for its translations: {folder / 'tokenizer.json'}"
+                f"{self.path}: the model has {source_size} source and {target_size} target tokens; it needs "
+                f"a second tokenizer for its translations: {folder / 'tokenizer.json'}"
             )
         return self.tokenizer
 
@@ -426,7 +391,7 @@ def read_generation_config(path: Path, config: dict[str, Any]) -> dict[str, Any]
     return settings
 
 
-def parse_alignment_heads(settings: dict[str, Any], config: Mapping[str, Any]) -> list[AlignmentHead] | None:
+def parse_alignment_heads(settings: Mapping[str, Any], config: Mapping[str, Any]) -> list[AlignmentHead] | None:
     """Return alignment_heads of generation_config.json, None if there are none. Raises ValueError.
 
     config: the content of config.json

@@ -9,7 +9,7 @@ import glob
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from threading import Lock
@@ -24,7 +24,6 @@ from .files import check_readable
 from .hub_files import find_folder
 from .model_folder import FIXED_ENTRIES, ONNX, ModelFolder, check_graph
 from .search_vaswani_transformer import BEAM_SEARCHES, REPETITION, SearchSettings, check_number
-from .sentences_vaswani_transformer import LanguageTokens, choose_cleaning
 from .translator import Translator, pad_rows
 from .workers import BatchSearch, Found, Sources, count_cores
 
@@ -41,20 +40,14 @@ class OnnxTranslator(Translator):
         self, session: Any, folder: ModelFolder, device: str | None, threads: int | None, precision: str | None
     ):
         """Use an onnxruntime.InferenceSession of a graph in a folder; other arguments as in `from_pretrained`."""
+        self.tokenizer, self.target_tokenizer = folder.tokenizer, folder.target_tokenizer
+        super().__init__(folder.config, folder.generation_config, folder.search, self.tokenizer)
         self.session, self.folder = session, folder.path
         self.load_arguments = folder.path.absolute(), device, threads, precision
         self.graph = (folder.path / onnx_file_name(precision)).absolute()
         self._session_of_workers: Any = None
         self._lock = Lock()  # for its loading
-        self.has_repetition = has_repetition(session)
-        self.tokenizer, self.target_tokenizer = folder.tokenizer, folder.target_tokenizer
-        self.search, self.trained_length = folder.search, folder.trained_length
-        self.clean, self.languages = choose_cleaning(self.tokenizer.normalizer), LanguageTokens(self.tokenizer)
-        self.vocabulary, self.target_vocabulary = folder.vocab_size, folder.decoder_vocab_size
-        self.pad: int = folder.config["pad_token_id"]
-        self.end: int = folder.config["eos_token_id"]
-        self.positions: int | None = folder.config.get("max_position_embeddings")
-        self.alignment_heads = folder.alignment_heads
+        self.has_repetition, self.vocabulary = has_repetition(session), folder.config["vocab_size"]
         self.change_search()  # refuses defaults that the graph has no input for
 
     @classmethod
@@ -217,18 +210,17 @@ def graph_inputs(settings: SearchSettings, repetition: bool = False) -> dict[str
     return {name: np.asarray(value, types.get(name, np.int64)) for name, value in values.items()}
 
 
-def built_in_values(
-    config: Mapping[str, Any], suppressed: Iterable[int], forced: int | None, beam_search: str | None
-) -> dict[str, str]:
+def built_in_values(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, str]:
     """Return what a graph cannot change, as JSON: an export writes it into the metadata of the graph.
 
-    config: the content of config.json
-    suppressed, forced, beam_search: `suppress_tokens`, `forced_bos_token_id` and `beam_search` of
-        generation_config.json
+    config, settings: the contents of config.json and generation_config.json, {} for those of a new model
     """
     values = {name: config[name] for name in FIXED_ENTRIES if config.get(name) is not None}
-    values |= {"suppress_tokens": sorted(set(suppressed)), "forced_bos_token_id": forced}
-    values["beam_search"] = beam_search or BEAM_SEARCHES[0]
+    special = {config["pad_token_id"], config["decoder_start_token_id"]} - {config["eos_token_id"]}
+    suppressed = settings.get("suppress_tokens") if settings else special
+    values["suppress_tokens"] = sorted(set(suppressed or ()))
+    values["forced_bos_token_id"] = settings.get("forced_bos_token_id")
+    values["beam_search"] = settings.get("beam_search") or BEAM_SEARCHES[0]
     return {name: json.dumps(value) for name, value in values.items()}
 
 
@@ -257,7 +249,7 @@ def check_built_in(graph: Path, metadata: Mapping[str, str], folder: ModelFolder
 
     metadata: of the graph; empty unless this package exported it
     """
-    for field, value in built_in_values(folder.config, folder.suppressed, folder.forced, folder.beam_search).items():
+    for field, value in built_in_values(folder.config, folder.generation_config).items():
         if (built_in := metadata.get(field, value)) != value:
             is_setting = field in ("suppress_tokens", "forced_bos_token_id", "beam_search")
             file = "generation_config.json" if is_setting else "config.json"

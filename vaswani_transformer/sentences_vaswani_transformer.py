@@ -17,18 +17,6 @@ from .search_vaswani_transformer import check_number
 # Subfolder of a model folder: the decoder's tokenizer, if the languages have separate vocabularies.
 TARGET_TOKENIZER = "target_tokenizer"
 
-# Cut sentences of more tokens, if generation_config.json has no max_source_length.
-MAX_SOURCE_LENGTH = 128
-SHORTEST_MAX_SOURCE_LENGTH = 8  # a character takes up to four tokens, </s> one
-LONGEST_MAX_SOURCE_LENGTH = 1_000_000  # of models with sinusoids, which have no last position
-# Characters of a sentence: one of a million letters would take minutes.
-LONGEST_SENTENCE = 10_000
-# At punctuation, a long sentence is cut into parts of about this share of the limit, and one of two such parts is cut
-# already. A model translates the clauses of its longest sentences better than the whole.
-CLAUSE = 0.35
-# To find the cut in a long sentence, tokenise this many characters per allowed token: at first, and at most.
-CHARACTERS_PER_TOKEN = (6, 32)
-
 # ---- characters ------------------------------------------------------------------------------------------------------
 
 # Sets of characters, each the inside of [...] in a regular expression of Python or of the tokenizers library.
@@ -58,46 +46,71 @@ def list_characters(inside: str) -> list[str]:
 
 ALL_WHITE_SPACE = "".join(list_characters(WHITE_SPACE))
 NOT_SPACE = re.compile(f"[^{WHITE_SPACE}]")
+LETTER = re.compile(r"[^\W\d_]")
+LETTER_OR_DIGIT = re.compile(r"[^\W_]")
+WORD = re.compile(r"\w+")
+
+# ---- cleaning --------------------------------------------------------------------------------------------------------
+
 # The steps that clean a text, patterns and replacements; then its ends are stripped.
 CLEANING = ((f"[{INVISIBLE}]+", ""), (f"(?<![{JOINED}])[{JOINERS}]+", ""), (f"[{WHITE_SPACE}]+", " "))
 STEPS = [(re.compile(pattern), replacement) for pattern, replacement in CLEANING]
 UNCLEAN = re.compile(f"[{INVISIBLE}{JOINERS}]|(?! )[{WHITE_SPACE}]|  |\\A | \\Z")
-# Symbols at the ends of a sentence that are copied: bullets (Word's are private characters), rules, markup, emoji.
-SYMBOLS = re.compile(
-    "[#*+\\-‐-―−=~|•‣◦⁃·\u30fb\uff65※〜～_`^\u2190-\u21ff\u2300-\u2bff\u20e3\ue000-\uf8ff\U0001f000-\U0001faff"
-    f"{WHITE_SPACE}{INVISIBLE}{JOINERS}]"
-)
-# An option of a command begins with no bullet: "-o FILE" and "--help", but "-I am here" and "-first item".
-OPTION = re.compile(r"(?<!-)(?:--[a-z]|-[B-HJ-Zb-z](?![^\W_]|['’]))")
-# Emphasis that begins in front of a sentence and ends inside it, and the reverse: "*Please* come.", "It is `late`."
-EMPHASIS = "*_`~"
-CLOSES = {mark: re.compile(rf"[^{mark}]*(?<![{mark}{WHITE_SPACE}])\{mark}+(?![{mark}]|[^\W_])") for mark in EMPHASIS}
-OPENS = {mark: re.compile(rf"(?<![^\W_]|[{mark}])\{mark}+(?![{mark}{WHITE_SPACE}])[^{mark}]*\Z") for mark in EMPHASIS}
-# Tags around a sentence: of XML, HTML and subtitles (WebVTT, Advanced SubStation Alpha). Not tokens such as </s>.
-TAG = re.compile(
-    r"</?(?!(?:s|pad|unk)>)[a-z][a-z0-9:._-]{0,30}(?:\x20[^<>]{0,200}=[^<>]{0,200})?\x20?/?>|<v\x20[^<>]{1,99}>|\{\\[^{}]{1,99}\}",
-    re.IGNORECASE,
-)
-# The number or box of an item of a list, or the number of a note, which a model may take for a numeral: "2. Dogs run."
-ITEM_NUMBER = re.compile(
-    r"(?:[0-9]{1,3}[.)]|[A-Za-z]\)|(?:[ivx]{2,6}|[IVX]{2,6})[.)]|\((?:[0-9]{1,3}|[A-Za-z]|[ivx]{2,6}|[IVX]{2,6})\)"
-    rf"|\[[\x20xX]\]|\[(?:[0-9]{{1,3}}|\^[A-Za-z0-9_-]{{1,30}})\]:?)[{WHITE_SPACE}]+|[0-9]\ufe0f?\u20e3[{WHITE_SPACE}]*"
-)
-# Parts that are copied though they have letters: an address, also with a label; a path; in Markdown, images and the
-# title of a box of GitHub.
-TARGET = r"(?:\([^()]{0,1000}\)|\[[^\[\]]{0,100}\])"
-NO_LANGUAGE = re.compile(
-    rf"""(?:\[[^\[\]]{{1,100}}\]:\x20*)?<?(?:(?:[a-z][a-z0-9+.-]{{0,30}}:)?//|www\.|mailto:)[!-~]+(?:\x20+["'(].*)?
-    |<?[a-z0-9_.+-]+@(?:[a-z0-9_-]+\.)+[a-z]{{2,}}>?[.,;]?
-    |(?:~|\.\.?|[a-z]:)?(?:[/\\][a-z0-9_.+-]+){{2,}}[/\\]?
-    |\[![a-z]+\]
-    |(?:\[?!\[[^\[\]]{{0,200}}\]{TARGET}(?:\]{TARGET})?\x20*)+""",
-    re.VERBOSE | re.IGNORECASE,
-)
-# What is copied keeps of the invisible characters only those of emoji.
-NOT_OF_EMOJI = re.compile(
-    f"(?<![#*0-9\u2190-\u2bff\U0001f000-\U0001faff\u200d\ufe0f\U000e0000-\U000e0fff])[{INVISIBLE}{JOINERS}]"
-)
+
+
+def clean_text(text: str) -> str:
+    """Drop invisible characters, make each run of white space one space, and strip the ends.
+
+    Tokenizers trained by this package do the same themselves.
+    """
+    if UNCLEAN.search(text):
+        for pattern, replacement in STEPS:
+            text = pattern.sub(replacement, text)
+        text = text.strip(" ")
+    return text
+
+
+def cleans_itself(normalizer: Any) -> bool:
+    """Return whether a tokenizer gives a text the tokens of `clean_text` of it, by its normalizer (or None)."""
+    if normalizer is None:
+        return False
+    characters = list_characters(INVISIBLE + JOINERS + WHITE_SPACE)
+    return all(normalizer.normalize_str(text) == clean_text(text) for text in (f" a{each} b " for each in characters))
+
+
+def choose_cleaning(normalizer: Any) -> Callable[[str], str]:
+    """Return the function that cleans texts for a tokenizer: `clean_text`, except for what its normalizer decides.
+
+    A converted tokenizer may drop some of these characters or turn them into a space, as its toolkit does; they are
+    left to it. A tokenizer that strips the ends and keeps a soft hyphen was trained to keep invisible characters; its
+    texts are only stripped.
+
+    normalizer: of the tokenizers library, or None
+    """
+    if normalizer is None:
+        return clean_text
+    normalize = normalizer.normalize_str
+    if normalize(" a\xadb ") == "a\xadb":
+        return strip_text
+    characters = list_characters(INVISIBLE + JOINERS + WHITE_SPACE)
+    own = [character for character in characters if normalize(f"a{character} b") == normalize("a b")]
+    if len(own) in (0, len(characters)):
+        return clean_text
+    others = f"(?![{re.escape(''.join(own))}])"
+    steps = [(re.compile(f"(?:{others}{pattern[:-1]})+"), replacement) for pattern, replacement in CLEANING]
+
+    def clean(text: str) -> str:
+        if UNCLEAN.search(text):
+            for pattern, replacement in steps:
+                text = pattern.sub(replacement, text)
+        return strip_text(text)
+
+    return clean
+
+
+def strip_text(text: str) -> str:
+    return text.strip(ALL_WHITE_SPACE)
+
 
 # ---- languages -------------------------------------------------------------------------------------------------------
 
@@ -185,154 +198,18 @@ class LanguageTokens:
         return f"no language token, which this model needs: {known}"
 
 
-# ---- ends of sentences -----------------------------------------------------------------------------------------------
+class MissingLanguage(ValueError):
+    """A sentence has no language token, and the model needs one."""
 
-# A text between two of these is split by itself: line breaks, tags of HTML blocks, bars of tables, fences of code,
-# commands after a prompt, the times of subtitles, comments.
-BLOCK_TAGS = (
-    "br|p|div|li|ul|ol|dl|dt|dd|h[1-6]|hr|tr|td|th|table|thead|tbody|details|summary|blockquote|pre|center|"
-    "figure|figcaption|img|html|head|title|body|section|article|header|footer|nav|main|aside|caption|!doctype"
-)
-SEPARATOR = re.compile(
-    rf"""(?<![^{LINE_BREAKS}])[ \t>]{{0,12}}(?:(?P<fence>`{{3,}})[^`{LINE_BREAKS}]*(?![^{LINE_BREAKS}])
-        |(?P<tildes>~{{3,}})[^{LINE_BREAKS}]*
-        |(?P<line>\$\x20[a-z./~]|WEBVTT(?![^\s])|(?:[0-9]{{1,3}}:)?[0-9]{{1,2}}:[0-9]{{2}}[.,][0-9]{{3}}[ \t]+-->)
-            [^{LINE_BREAKS}]*)
-    |(?P<line_break>[{LINE_BREAKS}]+)
-    |</?(?:{BLOCK_TAGS})(?![a-z0-9])[^<>{LINE_BREAKS}]{{0,200}}>
-    |<!--[^{LINE_BREAKS}]{{0,500}}?-->
-    |(?P<bars>(?<!\\)\|+)""",
-    re.VERBOSE | re.IGNORECASE,
-)
-ONE_LINE_BREAK = re.compile("\r\n|.", re.DOTALL)
-TABLE_ROW = re.compile(rf"[ \t>]{{0,20}}\|[^{LINE_BREAKS}]*\|[ \t]*(?![^{LINE_BREAKS}])")
-# A possible end of a sentence: punctuation, with the quotes, brackets, asterisks, emoji, tags and numbers of notes that
-# close after it. The lookbehinds keep long runs of one character linear. Then full stops that need no space after them:
-# of Chinese, Japanese, Hindi, Urdu, Amharic, Armenian, Burmese, Khmer and Tibetan, and Arabic's question mark; and the
-# question mark of Greek and the full stop of Armenian where they are typed as ; and :
-BOUNDARY = re.compile(
-    rf"""(?<![.!?…])(?P<mark>[.!?…]+)
-        (?P<closing>[\"'”’»›」』）)\]}}“‘«*_`{INVISIBLE}\u200d\u2600-\u27bf\U0001f000-\U0001faff]*(?:</[A-Za-z][A-Za-z0-9:._-]{{0,30}}>)*
-            (?:\[[0-9]{{1,3}}\])*(?:[\x20\xa0\u202f]»(?=[{WHITE_SPACE}]))?)
-        (?P<space>[{WHITE_SPACE}]*)
-    |(?P<full>(?!។ល។)[。！？｡।॥۔؟።፧፨։။។៕༎‼⁇⁈⁉]+[!?]*|།\x20?།|(?<![0-9０-９])．(?![0-9A-Za-z０-９Ａ-Ｚａ-ｚ])
-        |(?<=[\u0370-\u03ff\u1f00-\u1fff])[;\u037e](?=[{WHITE_SPACE}])
-        |(?<=[\u0561-\u0587]):(?=[{WHITE_SPACE}]))
-        (?P<closes>[」』）”’»)\"'*_]*)(?P<gap>[{WHITE_SPACE}]*)""",
-    re.VERBOSE,
-)
-# Quotes go on with a particle in Japanese, 「はい。」と言った。, and with the speaker in Chinese: “好！”他说。
-PARTICLE = re.compile("[とっのがはをもに]|[\u4e00-\u9fff]{0,5}(?<!知)[说道问答喊叫說問][。，：！]")
-# Urdu's full stop also joins the letters of abbreviations: پی۔ایچ۔ڈی
-SHORT_URDU = re.compile("(?<![\u0600-\u06d3\u06d5-\u06ff])[\u0600-\u06d3\u06d5-\u06ff]{1,3}\\Z")
-URDU_VERBS = frozenset("ہے ہیں تھا تھی تھے گا گی گے ہوں ہو گیا گئی گئے دیا لیا آیا آئی ہوا ہوئی".split())
-LETTER_OR_DIGIT = re.compile(r"[^\W_]")
-LETTER = re.compile(r"[^\W\d_]")
-WORD = re.compile(r"\w+")
-# Where to cut a sentence that is too long: after punctuation; in front of a conjunction, at a space.
-CUTS = (
-    (
-        re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\ |\Z)|[。！？｡।॥۔؟።፧։]+[」』）]*"),
-        re.compile(r"[;:,،؛][\"'”’»)\]]*(?=\ )|[，、；：፣།]|\ [–—-](?=\ )"),
-    ),
-    (
-        re.compile(
-            r"\ (?=(?:and|or|but|while|because|which|who|that|und|oder|aber|während|weil|et|ou|mais|qui|que|y|pero|ma|"
-            r"che|mas|en|maar|и|но|а|или|что|i|ale|ve|و|और|या)\ )"
-        ),
-        re.compile(f"[{WHITE_SPACE}]+"),
-    ),
-)
-# Words that often begin a sentence: in front of them, an ambiguous full stop ends one.
-STARTERS = frozenset(
-    "the a an he she it they we i you this that these those there his her their my our in on at but and so if when "
-    "what der die das ein eine er sie es wir ich ihr du dies diese dieser dann aber und wenn im am auf le la les un "
-    "une il elle ils elles nous je vous ce cette ces mais et dans then potem pak puis luego el los las una él ella "
-    "ellos nosotros yo pero cuando lo gli uno lui lei loro noi io questo questa ma os um uma ele ela eles nós eu isto "
-    "mas de het een hij zij ze wij ik dat dit maar depois poi apoi después он она они оно мы я вы это но в на по "
-    "после потом ona ono oni ale bu bir ama sonra ο η το οι τα μετά two three four five six several some many people "
-    "zwei drei vier fünf sechs mehrere einige viele leute deux trois quatre plusieurs dos tres varios due "
-    "alcuni".split()
-)
-# Where a comma joins two sentences: "It rains, The dog sleeps" or "It rains., The dog". A long sentence is cut at all
-# such commas, except after so few characters that they are no sentence. Some words have a capital inside a sentence as
-# well, and names begin with The.
-SPLICERS = "|".join(sorted(word.capitalize() for word in STARTERS - {"i", "sie", "ihr"}))
-SPLICE = re.compile(rf"(?:(?<![.…])\.)?[,;]\ +(?!(?:The|An?)\ [A-Z])(?=(?:{SPLICERS})(?![\w-]))")
-SHORTEST_SPLICED = 20
-# A mark at which a sentence was cut. It is copied: training text has hardly a sentence that ends in one.
-CLAUSE_MARK = re.compile(r"(?<![.…])[;:,]\Z")
-FULL_WIDTH = {",": "，", ";": "；", ":": "："}
-FULL_STOP = re.compile(r"(?<![.…])[.。]\Z")
-IDEOGRAPH = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]\Z")
-# The end of a sentence that a space follows. Chinese and Japanese double an ellipsis.
-SPACED_END = re.compile(r"(?:[.!?]|(?<!…)…)[\"'”’»)\]“‘«]*\Z")
-# Quotes, brackets and dashes in front of the word that may begin a sentence.
-OPENING = "\"'“‘„«»‹›([{¿¡*_`-–— \xa0\u202f"
-# The last word in front of a full stop, and the word before that one.
-LAST_WORDS = re.compile(
-    rf"(?:(?P<before>[^\W\d]+|[=<>§€$£])[^\w{WHITE_SPACE},]*[{WHITE_SPACE}]+)?[\"'“‘„«‹(\[*_]*(?P<word>[^{WHITE_SPACE}(\[“„«]+)\Z"
-)
-# No sentence begins with a number that ends the line, "Viz obr. 3.", or a dot of " . . ."
-NO_SENTENCE = re.compile(rf"[0-9]{{1,4}}[.!?)\]\"”»{WHITE_SPACE}]*\Z|\.(?:[{WHITE_SPACE}]|\Z)")
-# A word without a vowel abbreviates another one: kb, płk, Sv, гр. In Slavic languages, r and l may be vowels: trh, vlk.
-ABBREVIATION = re.compile(
-    r"(?!.+[rlрл].)(?!(?:m?h*m+|p?s+h+|ps+t|tsk|тс+|[bg]rr+|p+ff+t?)\Z)"  # no interjection
-    "[b-df-hj-np-tv-xzßçðþćčďđğģķĺļľłńņňñŕřśšşșţťțźżžβγδζθκλμνξπρσςτφχψбвгджзклмнпрстфхцчшщђћјљњџ]{2,5}"
-)
-# What has a number in front, and a long word or two before that: "1799 г." ends no sentence that begins with it.
-UNIT = re.compile(rf"[^\W\d_](?:[^\W\d_]{{2}}|[{WHITE_SPACE}][^\W\d_]).*[0-9][{WHITE_SPACE}]?[^\W\d_]{{1,5}}\Z")
-# In India's scripts, initials are the names of letters: एम. के. गांधी. So is a short first word. A Thai "." ends nothing.
-INDIC = "\u0900-\u0dff"
-SHORT_INDIC = rf"(?:(?=[^\W\d_])[{INDIC}](?:(?![^\W\d_])[{INDIC}])*){{1,2}}"
-INDIC_INITIAL = re.compile(
-    rf"(?:(?P<begins>\A|(?<![{INDIC}]){SHORT_INDIC}\.[{WHITE_SPACE}]*)|)(?<![{INDIC}])"
-    rf"(?!(?:हा|ना|हो|ஆம்|હા|ના)[\u0901\u0902]?\Z){SHORT_INDIC}\Z|(?P<thai>[\u0e00-\u0e7f]\Z)"
-)
-NEXT_INITIAL = re.compile(rf"(?:[^\W\d_]|{SHORT_INDIC})\.")
-ACRONYM = re.compile(r"[^\W\d]{1,2}(\.[^\W\d]{1,2})+")  # U.S, p.m, Ph.D, but not a file such as a.out
-# "bike.Two dogs": a word or a year in front of the full stop, and a capitalised word that ends at a space or
-# punctuation after it.
-BEFORE_GLUED = re.compile(r"(?:[^\W\d_]+['’-])*[^\W\d_]+[^\W\d_][)\]”\"’]*|[12][0-9]{3}")
-AFTER_GLUED = re.compile(rf"[^\W\d_]+(?:['’-][^\W\d_]+)*(?=[{WHITE_SPACE},;:!?…\"”’)\]*]|\.(?:[{WHITE_SPACE}]|\Z)|\Z)")
-# Such capitalised words are parts of names: Node.Js, Booking.Com
-NAME_ENDS = frozenset("com net org edu gov io js ts py md txt csv html xml json pdf php asp doc exe zip app ai".split())
 
-# Abbreviations, in lower case and without their last full stop. NEVER_LAST precede a name or the rest of a phrase,
-# BEFORE_A_NUMBER a number; MAYBE_LAST may end a sentence.
-NEVER_LAST = frozenset(
-    "mr mrs ms dr prof rev hon gen col maj capt lt sgt gov sen rep messrs adm cmdr vs cf approx e.g i.e viz "
-    "hr hrn fr frl fa dipl ing bzw ca vgl evtl ggf inkl exkl zzgl bspw sog z.b d.h v.a z.t i.d.r Geb Stellv "
-    "m mm mme mmes mlle mlles mgr p.ex sra srta dra dña ud uds p.ej sig sigg dott avv exmo exma srs Avda Lic Fdo "
-    "dhr mevr mw drs bijv d.w.z m.b.t i.v.m t.ex bl.a s.k incl excl esp mt insb einschl ehem ad.es c.-à-d ths "
-    "ул им проф акад т.е т.к см просп тов tzn inż ul οδ nám esim ún ifj yakl örn bkz π.χ κ δρ f.eks npr вул напр "
-    "Al Cad Cia Dl Dna Doc Doç Eng Id Ir Jl Napr Ob Profa Sta Sto tp ts pgs डॉ डा पं श्री ডা মো ਡਾ ડૉ டாக்டர் డా იხ".split()
-)
-BEFORE_A_NUMBER = frozenset(
-    "no nos nr nrn fig figs abb p pp s vol bd art abs kap ch chap sec eq tab n núm pag pág págs blz str č ust odst puh "
-    "max min mind para paras tel tél réf fax kl tlf godz тел obr rys rozdz κεφ αρ табл буд ap séc hlm pàg lk ok रु રૂ "
-    "ரூ рис стр гл σελ jan feb mar apr jun jul aug sep sept oct okt nov dec dez".split()
-)
-MAYBE_LAST = frozenset(
-    "ff av ed eds tues thurs std jh mio mrd usw usf str ave inc co corp dept est al u.a o.ä u.ä chr n.chr v.chr".split()
-)
-ET_CETERA = frozenset("etc т.д т.п и.др κ.λπ κλπ κ.ά n.k v.v u.c t.t m.m o.l ა.შ atd vb stb dll".split())
-NUMBER_SIGNS = frozenset("§$€£¥+#№")
-# German ordinals: "der 2. Weltkrieg", "am 3. Mai"; but "Er ist 12. Sie ist 10."
-BEFORE_AN_ORDINAL = frozenset(
-    "der die das dem den des am im vom zum zur beim ab bis seit jeder jede jedes jedem jeden ihr sein ihre seine ihren "
-    "seinen ihrem seinem unser unsere".split()
-)
-MONTHS = frozenset(
-    "januar jänner februar märz april mai juni juli august september oktober november dezember "
-    "jan feb mär apr jun jul aug sep sept okt nov dez".split()
-)
-# A single capital after one of these is a person's initial: "by J. Smith", but "vitamin C. Good."
-BEFORE_A_NAME = frozenset("by von par por da door and und et".split())
-ROMAN = re.compile("[IVX]{2,6}")
+# ---- a text in pieces ------------------------------------------------------------------------------------------------
 
 # Token ids of a text, ending in </s>, and the character at which each token begins.
 Encode = Callable[[str], tuple[list[int], list[int]]]
+# Cut sentences of more tokens, if generation_config.json has no max_source_length.
+MAX_SOURCE_LENGTH = 128
+SHORTEST_MAX_SOURCE_LENGTH = 8  # a character takes up to four tokens, </s> one
+LONGEST_MAX_SOURCE_LENGTH = 1_000_000  # of models with sinusoids, which have no last position
 
 
 def source_limit(
@@ -349,64 +226,6 @@ def source_limit(
         default = MAX_SOURCE_LENGTH if trained_length is None else max(trained_length, least)
         return min(default if sentences else max(default, MAX_SOURCE_LENGTH), most)
     return check_number("max_source_length", requested, least, most)
-
-
-def clean_text(text: str) -> str:
-    """Drop invisible characters, make each run of white space one space, and strip the ends.
-
-    Tokenizers trained by this package do the same themselves.
-    """
-    if UNCLEAN.search(text):
-        for pattern, replacement in STEPS:
-            text = pattern.sub(replacement, text)
-        text = text.strip(" ")
-    return text
-
-
-def cleans_itself(normalizer: Any) -> bool:
-    """Return whether a tokenizer gives a text the tokens of `clean_text` of it, by its normalizer (or None)."""
-    if normalizer is None:
-        return False
-    characters = list_characters(INVISIBLE + JOINERS + WHITE_SPACE)
-    return all(normalizer.normalize_str(text) == clean_text(text) for text in (f" a{each} b " for each in characters))
-
-
-def choose_cleaning(normalizer: Any) -> Callable[[str], str]:
-    """Return the function that cleans texts for a tokenizer: `clean_text`, except for what its normalizer decides.
-
-    A converted tokenizer may drop some of these characters or turn them into a space, as its toolkit does; they are
-    left to it. A tokenizer that strips the ends and keeps a soft hyphen was trained to keep invisible characters; its
-    texts are only stripped.
-
-    normalizer: of the tokenizers library, or None
-    """
-    if normalizer is None:
-        return clean_text
-    normalize = normalizer.normalize_str
-    if normalize(" a\xadb ") == "a\xadb":
-        return strip_text
-    characters = list_characters(INVISIBLE + JOINERS + WHITE_SPACE)
-    own = [character for character in characters if normalize(f"a{character} b") == normalize("a b")]
-    if len(own) in (0, len(characters)):
-        return clean_text
-    others = f"(?![{re.escape(''.join(own))}])"
-    steps = [(re.compile(f"(?:{others}{pattern[:-1]})+"), replacement) for pattern, replacement in CLEANING]
-
-    def clean(text: str) -> str:
-        if UNCLEAN.search(text):
-            for pattern, replacement in steps:
-                text = pattern.sub(replacement, text)
-        return strip_text(text)
-
-    return clean
-
-
-def strip_text(text: str) -> str:
-    return text.strip(ALL_WHITE_SPACE)
-
-
-class MissingLanguage(ValueError):
-    """A sentence has no language token, and the model needs one."""
 
 
 class Piece(NamedTuple):
@@ -464,6 +283,12 @@ def encode_after(prefix: str, encode: Encode) -> Encode:
     return encode_text if prefix else encode
 
 
+# What is copied keeps of the invisible characters only those of emoji.
+NOT_OF_EMOJI = re.compile(
+    f"(?<![#*0-9\u2190-\u2bff\U0001f000-\U0001faff\u200d\ufe0f\U000e0000-\U000e0fff])[{INVISIBLE}{JOINERS}]"
+)
+
+
 def split_part(text: str, limit: int, encode: Encode, sentences: bool, clean: Callable[[str], str]) -> Iterator[Piece]:
     """Yield the pieces of a text, or of a part of it that has one prefix, see `split_text`."""
     end = 0
@@ -478,6 +303,10 @@ def split_part(text: str, limit: int, encode: Encode, sentences: bool, clean: Ca
         yield Piece(text[end:] if keep else NOT_OF_EMOJI.sub("", text[end:]), [], "", False)
 
 
+# Characters of a sentence: one of a million letters would take minutes.
+LONGEST_SENTENCE = 10_000
+
+
 def check_sentences(text: str) -> None:
     """Raise ValueError for a sentence of more than LONGEST_SENTENCE characters."""
     if len(text) <= LONGEST_SENTENCE:
@@ -485,6 +314,29 @@ def check_sentences(text: str) -> None:
     longest = max((stop - start for start, stop in sentence_spans(text)), default=0)
     if longest > LONGEST_SENTENCE:
         raise ValueError(f"a sentence has {longest:,} characters, the limit is {LONGEST_SENTENCE:,}; split it")
+
+
+def sentence_spans(text: str, sentences: bool = True) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each sentence, or each line, without what is copied around it."""
+    is_cased = any(letter.isupper() for letter in text)
+    for start, stop in separated_spans(text):
+        line = text[start:stop]
+        for first, last in split_line(line, is_cased) if sentences else [(0, len(line))]:
+            begin, end = strip_copied(line, first, last)
+            tags = [tag[0] for tag in TAG.finditer(line, begin, end) if not tag[0].endswith("/>")]
+            if 2 * sum(tag.startswith("</") for tag in tags) != len(tags):  # "<b>A</b> dog": its tags are a pair
+                begin, end = strip_copied(line, first, last, with_tags=False)
+            if LETTER.search(line, begin, end) and not NO_LANGUAGE.fullmatch(line, begin, end):
+                yield start + begin, start + end
+
+
+# ---- the translations of the pieces in one text ----------------------------------------------------------------------
+
+FULL_WIDTH = {",": "，", ";": "；", ":": "："}
+FULL_STOP = re.compile(r"(?<![.…])[.。]\Z")
+IDEOGRAPH = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]\Z")
+# The end of a sentence that a space follows. Chinese and Japanese double an ellipsis.
+SPACED_END = re.compile(r"(?:[.!?]|(?<!…)…)[\"'”’»)\]“‘«]*\Z")
 
 
 def join_texts(first: str, separator: str, second: str) -> str:
@@ -502,58 +354,27 @@ def join_texts(first: str, separator: str, second: str) -> str:
     return first + separator + second
 
 
-def sentence_spans(text: str, sentences: bool = True) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each sentence, or each line, without what is copied around it."""
-    is_cased = any(letter.isupper() for letter in text)
-    for start, stop in separated_spans(text):
-        line = text[start:stop]
-        for first, last in split_line(line, is_cased) if sentences else [(0, len(line))]:
-            begin, end = strip_copied(line, first, last)
-            tags = [tag[0] for tag in TAG.finditer(line, begin, end) if not tag[0].endswith("/>")]
-            if 2 * sum(tag.startswith("</") for tag in tags) != len(tags):  # "<b>A</b> dog": its tags are a pair
-                begin, end = strip_copied(line, first, last, with_tags=False)
-            if LETTER.search(line, begin, end) and not NO_LANGUAGE.fullmatch(line, begin, end):
-                yield start + begin, start + end
+# ---- what stands between separators: lines, cells, HTML blocks, without code -----------------------------------------
 
-
-def strip_copied(line: str, first: int, last: int, with_tags: bool = True) -> tuple[int, int]:
-    """Return the start and end of a sentence without the symbols, white space, numbers of items and tags around it."""
-    start, stop, letter = first, last, -1  # the place of the next letter or digit after the item numbers
-    while first < last:
-        number = ITEM_NUMBER.match(line, first, last)
-        if number and letter < number.end():
-            found = LETTER_OR_DIGIT.search(line, number.end(), last)
-            letter = found.start() if found else last
-        if with_tags and (tag := TAG.match(line, first, last)):
-            first = tag.end()
-        elif number and letter < last:
-            first = number.end()
-        elif (SYMBOLS.match(line, first) or line[first] == ">") and not OPTION.match(line, first):  # > quotes a line
-            first += 1
-        else:
-            break
-    while first < last:
-        tag = TAG.match(line, max(first, line.rfind("{" if line[last - 1] == "}" else "<", first, last)), last)
-        if with_tags and tag and tag.end() == last:
-            last = tag.start()
-        elif SYMBOLS.match(line, last - 1) or line[last - 1] == "\\":  # a line break in Markdown
-            last -= 1
-        else:
-            break
-    return keep_emphasis(line, start, first, last, stop)
-
-
-def keep_emphasis(line: str, start: int, first: int, last: int, stop: int) -> tuple[int, int]:
-    """Return the start and end of a sentence with emphasis that begins or ends inside it: "*Please* come."."""
-    mark = line[first - 1] if start < first < last else ""
-    if mark in CLOSES and CLOSES[mark].match(line, first, last):
-        while first > start and line[first - 1] == mark:
-            first -= 1
-    mark = line[last] if first < last < stop else ""
-    if mark in OPENS and OPENS[mark].search(line, first, last):
-        while last < stop and line[last] == mark:
-            last += 1
-    return first, last
+# A text between two of these is split by itself: line breaks, tags of HTML blocks, bars of tables, fences of code,
+# commands after a prompt, the times of subtitles, comments.
+BLOCK_TAGS = (
+    "br|p|div|li|ul|ol|dl|dt|dd|h[1-6]|hr|tr|td|th|table|thead|tbody|details|summary|blockquote|pre|center|"
+    "figure|figcaption|img|html|head|title|body|section|article|header|footer|nav|main|aside|caption|!doctype"
+)
+SEPARATOR = re.compile(
+    rf"""(?<![^{LINE_BREAKS}])[ \t>]{{0,12}}(?:(?P<fence>`{{3,}})[^`{LINE_BREAKS}]*(?![^{LINE_BREAKS}])
+        |(?P<tildes>~{{3,}})[^{LINE_BREAKS}]*
+        |(?P<line>\$\x20[a-z./~]|WEBVTT(?![^\s])|(?:[0-9]{{1,3}}:)?[0-9]{{1,2}}:[0-9]{{2}}[.,][0-9]{{3}}[ \t]+-->)
+            [^{LINE_BREAKS}]*)
+    |(?P<line_break>[{LINE_BREAKS}]+)
+    |</?(?:{BLOCK_TAGS})(?![a-z0-9])[^<>{LINE_BREAKS}]{{0,200}}>
+    |<!--[^{LINE_BREAKS}]{{0,500}}?-->
+    |(?P<bars>(?<!\\)\|+)""",
+    re.VERBOSE | re.IGNORECASE,
+)
+ONE_LINE_BREAK = re.compile("\r\n|.", re.DOTALL)
+TABLE_ROW = re.compile(rf"[ \t>]{{0,20}}\|[^{LINE_BREAKS}]*\|[ \t]*(?![^{LINE_BREAKS}])")
 
 
 def separated_spans(text: str) -> Iterator[tuple[int, int]]:
@@ -594,6 +415,104 @@ def closing_fence(fence: str) -> re.Pattern[str]:
     return re.compile(f"(?<![^{LINE_BREAKS}])[ \\t>]{{0,12}}{closing}[ \\t]*(?![^{LINE_BREAKS}])")
 
 
+# ---- what is copied around a sentence --------------------------------------------------------------------------------
+
+# Symbols at the ends of a sentence that are copied: bullets (Word's are private characters), rules, markup, emoji.
+SYMBOLS = re.compile(
+    "[#*+\\-‐-―−=~|•‣◦⁃·\u30fb\uff65※〜～_`^\u2190-\u21ff\u2300-\u2bff\u20e3\ue000-\uf8ff\U0001f000-\U0001faff"
+    f"{WHITE_SPACE}{INVISIBLE}{JOINERS}]"
+)
+# An option of a command begins with no bullet: "-o FILE" and "--help", but "-I am here" and "-first item".
+OPTION = re.compile(r"(?<!-)(?:--[a-z]|-[B-HJ-Zb-z](?![^\W_]|['’]))")
+# Tags around a sentence: of XML, HTML and subtitles (WebVTT, Advanced SubStation Alpha). Not tokens such as </s>.
+TAG = re.compile(
+    r"</?(?!(?:s|pad|unk)>)[a-z][a-z0-9:._-]{0,30}(?:\x20[^<>]{0,200}=[^<>]{0,200})?\x20?/?>|<v\x20[^<>]{1,99}>|\{\\[^{}]{1,99}\}",
+    re.IGNORECASE,
+)
+# The number or box of an item of a list, or the number of a note, which a model may take for a numeral: "2. Dogs run."
+ITEM_NUMBER = re.compile(
+    r"(?:[0-9]{1,3}[.)]|[A-Za-z]\)|(?:[ivx]{2,6}|[IVX]{2,6})[.)]|\((?:[0-9]{1,3}|[A-Za-z]|[ivx]{2,6}|[IVX]{2,6})\)"
+    rf"|\[[\x20xX]\]|\[(?:[0-9]{{1,3}}|\^[A-Za-z0-9_-]{{1,30}})\]:?)[{WHITE_SPACE}]+|[0-9]\ufe0f?\u20e3[{WHITE_SPACE}]*"
+)
+
+
+def strip_copied(line: str, first: int, last: int, with_tags: bool = True) -> tuple[int, int]:
+    """Return the start and end of a sentence without the symbols, white space, numbers of items and tags around it."""
+    start, stop, letter = first, last, -1  # the place of the next letter or digit after the item numbers
+    while first < last:
+        number = ITEM_NUMBER.match(line, first, last)
+        if number and letter < number.end():
+            found = LETTER_OR_DIGIT.search(line, number.end(), last)
+            letter = found.start() if found else last
+        if with_tags and (tag := TAG.match(line, first, last)):
+            first = tag.end()
+        elif number and letter < last:
+            first = number.end()
+        elif (SYMBOLS.match(line, first) or line[first] == ">") and not OPTION.match(line, first):  # > quotes a line
+            first += 1
+        else:
+            break
+    while first < last:
+        tag = TAG.match(line, max(first, line.rfind("{" if line[last - 1] == "}" else "<", first, last)), last)
+        if with_tags and tag and tag.end() == last:
+            last = tag.start()
+        elif SYMBOLS.match(line, last - 1) or line[last - 1] == "\\":  # a line break in Markdown
+            last -= 1
+        else:
+            break
+    return keep_emphasis(line, start, first, last, stop)
+
+
+# Emphasis that begins in front of a sentence and ends inside it, and the reverse: "*Please* come.", "It is `late`."
+EMPHASIS = "*_`~"
+CLOSES = {mark: re.compile(rf"[^{mark}]*(?<![{mark}{WHITE_SPACE}])\{mark}+(?![{mark}]|[^\W_])") for mark in EMPHASIS}
+OPENS = {mark: re.compile(rf"(?<![^\W_]|[{mark}])\{mark}+(?![{mark}{WHITE_SPACE}])[^{mark}]*\Z") for mark in EMPHASIS}
+
+
+def keep_emphasis(line: str, start: int, first: int, last: int, stop: int) -> tuple[int, int]:
+    """Return the start and end of a sentence with emphasis that begins or ends inside it: "*Please* come."."""
+    mark = line[first - 1] if start < first < last else ""
+    if mark in CLOSES and CLOSES[mark].match(line, first, last):
+        while first > start and line[first - 1] == mark:
+            first -= 1
+    mark = line[last] if first < last < stop else ""
+    if mark in OPENS and OPENS[mark].search(line, first, last):
+        while last < stop and line[last] == mark:
+            last += 1
+    return first, last
+
+
+# Parts that are copied though they have letters: an address, also with a label; a path; in Markdown, images and the
+# title of a box of GitHub.
+LINK_TARGET = r"(?:\([^()]{0,1000}\)|\[[^\[\]]{0,100}\])"
+NO_LANGUAGE = re.compile(
+    rf"""(?:\[[^\[\]]{{1,100}}\]:\x20*)?<?(?:(?:[a-z][a-z0-9+.-]{{0,30}}:)?//|www\.|mailto:)[!-~]+(?:\x20+["'(].*)?
+    |<?[a-z0-9_.+-]+@(?:[a-z0-9_-]+\.)+[a-z]{{2,}}>?[.,;]?
+    |(?:~|\.\.?|[a-z]:)?(?:[/\\][a-z0-9_.+-]+){{2,}}[/\\]?
+    |\[![a-z]+\]
+    |(?:\[?!\[[^\[\]]{{0,200}}\]{LINK_TARGET}(?:\]{LINK_TARGET})?\x20*)+""",
+    re.VERBOSE | re.IGNORECASE,
+)
+
+# ---- ends of sentences -----------------------------------------------------------------------------------------------
+
+# A possible end of a sentence: punctuation, with the quotes, brackets, asterisks, emoji, tags and numbers of notes that
+# close after it. The lookbehinds keep long runs of one character linear. Then full stops that need no space after them:
+# of Chinese, Japanese, Hindi, Urdu, Amharic, Armenian, Burmese, Khmer and Tibetan, and Arabic's question mark; and the
+# question mark of Greek and the full stop of Armenian where they are typed as ; and :
+BOUNDARY = re.compile(
+    rf"""(?<![.!?…])(?P<mark>[.!?…]+)
+        (?P<closing>[\"'”’»›」』）)\]}}“‘«*_`{INVISIBLE}\u200d\u2600-\u27bf\U0001f000-\U0001faff]*(?:</[A-Za-z][A-Za-z0-9:._-]{{0,30}}>)*
+            (?:\[[0-9]{{1,3}}\])*(?:[\x20\xa0\u202f]»(?=[{WHITE_SPACE}]))?)
+        (?P<space>[{WHITE_SPACE}]*)
+    |(?P<full>(?!។ល។)[。！？｡।॥۔؟።፧፨։။។៕༎‼⁇⁈⁉]+[!?]*|།\x20?།|(?<![0-9０-９])．(?![0-9A-Za-z０-９Ａ-Ｚａ-ｚ])
+        |(?<=[\u0370-\u03ff\u1f00-\u1fff])[;\u037e](?=[{WHITE_SPACE}])
+        |(?<=[\u0561-\u0587]):(?=[{WHITE_SPACE}]))
+        (?P<closes>[」』）”’»)\"'*_]*)(?P<gap>[{WHITE_SPACE}]*)""",
+    re.VERBOSE,
+)
+
+
 def split_line(line: str, is_cased: bool) -> Iterator[tuple[int, int]]:
     """Yield the start and end of each sentence of a line."""
     start, first = 0, LETTER_OR_DIGIT.search(line)
@@ -606,6 +525,31 @@ def split_line(line: str, is_cased: bool) -> Iterator[tuple[int, int]]:
             start = match.end()
             first = LETTER_OR_DIGIT.search(line, start)
     yield start, len(line)
+
+
+# Quotes, brackets and dashes in front of the word that may begin a sentence.
+OPENING = "\"'“‘„«»‹›([{¿¡*_`-–— \xa0\u202f"
+# Quotes go on with a particle in Japanese, 「はい。」と言った。, and with the speaker in Chinese: “好！”他说。
+PARTICLE = re.compile("[とっのがはをもに]|[\u4e00-\u9fff]{0,5}(?<!知)[说道问答喊叫說問][。，：！]")
+# Urdu's full stop also joins the letters of abbreviations: پی۔ایچ۔ڈی
+SHORT_URDU = re.compile("(?<![\u0600-\u06d3\u06d5-\u06ff])[\u0600-\u06d3\u06d5-\u06ff]{1,3}\\Z")
+URDU_VERBS = frozenset("ہے ہیں تھا تھی تھے گا گی گے ہوں ہو گیا گئی گئے دیا لیا آیا آئی ہوا ہوئی".split())
+# The last word in front of a full stop, and the word before that one.
+LAST_WORDS = re.compile(
+    rf"(?:(?P<before>[^\W\d]+|[=<>§€$£])[^\w{WHITE_SPACE},]*[{WHITE_SPACE}]+)?[\"'“‘„«‹(\[*_]*(?P<word>[^{WHITE_SPACE}(\[“„«]+)\Z"
+)
+# No sentence begins with a number that ends the line, "Viz obr. 3.", or a dot of " . . ."
+NO_SENTENCE = re.compile(rf"[0-9]{{1,4}}[.!?)\]\"”»{WHITE_SPACE}]*\Z|\.(?:[{WHITE_SPACE}]|\Z)")
+# What has a number in front, and a long word or two before that: "1799 г." ends no sentence that begins with it.
+UNIT = re.compile(rf"[^\W\d_](?:[^\W\d_]{{2}}|[{WHITE_SPACE}][^\W\d_]).*[0-9][{WHITE_SPACE}]?[^\W\d_]{{1,5}}\Z")
+# In India's scripts, initials are the names of letters: एम. के. गांधी. So is a short first word. A Thai "." ends nothing.
+INDIC = "\u0900-\u0dff"
+SHORT_INDIC = rf"(?:(?=[^\W\d_])[{INDIC}](?:(?![^\W\d_])[{INDIC}])*){{1,2}}"
+INDIC_INITIAL = re.compile(
+    rf"(?:(?P<begins>\A|(?<![{INDIC}]){SHORT_INDIC}\.[{WHITE_SPACE}]*)|)(?<![{INDIC}])"
+    rf"(?!(?:हा|ना|हो|ஆம்|હા|ના)[\u0901\u0902]?\Z){SHORT_INDIC}\Z|(?P<thai>[\u0e00-\u0e7f]\Z)"
+)
+NEXT_INITIAL = re.compile(rf"(?:[^\W\d_]|{SHORT_INDIC})\.")
 
 
 def is_sentence_end(line: str, start: int, match: re.Match[str], is_cased: bool) -> bool:
@@ -647,6 +591,14 @@ def is_sentence_end(line: str, start: int, match: re.Match[str], is_cased: bool)
     return may_end_after(last["word"], last["before"] or "", "" if is_initial else next_text.lower(), is_unit, is_lower)
 
 
+# "bike.Two dogs": a word or a year in front of the full stop, and a capitalised word that ends at a space or
+# punctuation after it.
+BEFORE_GLUED = re.compile(r"(?:[^\W\d_]+['’-])*[^\W\d_]+[^\W\d_][)\]”\"’]*|[12][0-9]{3}")
+AFTER_GLUED = re.compile(rf"[^\W\d_]+(?:['’-][^\W\d_]+)*(?=[{WHITE_SPACE},;:!?…\"”’)\]*]|\.(?:[{WHITE_SPACE}]|\Z)|\Z)")
+# Such capitalised words are parts of names: Node.Js, Booking.Com
+NAME_ENDS = frozenset("com net org edu gov io js ts py md txt csv html xml json pdf php asp doc exe zip app ai".split())
+
+
 def may_be_glued(word: str, following: str) -> bool:
     """Return whether a sentence may end between two words with a full stop, but no space between them."""
     lower = word.lower()
@@ -654,6 +606,57 @@ def may_be_glued(word: str, following: str) -> bool:
         return False
     is_first_word = following in ("I", "A") or (following[0].isupper() and following[1:].islower())
     return is_first_word and BEFORE_GLUED.fullmatch(word) is not None
+
+
+# Abbreviations, in lower case and without their last full stop. NEVER_LAST precede a name or the rest of a phrase,
+# BEFORE_A_NUMBER a number; MAYBE_LAST may end a sentence.
+NEVER_LAST = frozenset(
+    "mr mrs ms dr prof rev hon gen col maj capt lt sgt gov sen rep messrs adm cmdr vs cf approx e.g i.e viz "
+    "hr hrn fr frl fa dipl ing bzw ca vgl evtl ggf inkl exkl zzgl bspw sog z.b d.h v.a z.t i.d.r Geb Stellv "
+    "m mm mme mmes mlle mlles mgr p.ex sra srta dra dña ud uds p.ej sig sigg dott avv exmo exma srs Avda Lic Fdo "
+    "dhr mevr mw drs bijv d.w.z m.b.t i.v.m t.ex bl.a s.k incl excl esp mt insb einschl ehem ad.es c.-à-d ths "
+    "ул им проф акад т.е т.к см просп тов tzn inż ul οδ nám esim ún ifj yakl örn bkz π.χ κ δρ f.eks npr вул напр "
+    "Al Cad Cia Dl Dna Doc Doç Eng Id Ir Jl Napr Ob Profa Sta Sto tp ts pgs डॉ डा पं श्री ডা মো ਡਾ ડૉ டாக்டர் డా იხ".split()
+)
+BEFORE_A_NUMBER = frozenset(
+    "no nos nr nrn fig figs abb p pp s vol bd art abs kap ch chap sec eq tab n núm pag pág págs blz str č ust odst puh "
+    "max min mind para paras tel tél réf fax kl tlf godz тел obr rys rozdz κεφ αρ табл буд ap séc hlm pàg lk ok रु રૂ "
+    "ரூ рис стр гл σελ jan feb mar apr jun jul aug sep sept oct okt nov dec dez".split()
+)
+MAYBE_LAST = frozenset(
+    "ff av ed eds tues thurs std jh mio mrd usw usf str ave inc co corp dept est al u.a o.ä u.ä chr n.chr v.chr".split()
+)
+ET_CETERA = frozenset("etc т.д т.п и.др κ.λπ κλπ κ.ά n.k v.v u.c t.t m.m o.l ა.შ atd vb stb dll".split())
+# Words that often begin a sentence: in front of them, an ambiguous full stop ends one.
+STARTERS = frozenset(
+    "the a an he she it they we i you this that these those there his her their my our in on at but and so if when "
+    "what der die das ein eine er sie es wir ich ihr du dies diese dieser dann aber und wenn im am auf le la les un "
+    "une il elle ils elles nous je vous ce cette ces mais et dans then potem pak puis luego el los las una él ella "
+    "ellos nosotros yo pero cuando lo gli uno lui lei loro noi io questo questa ma os um uma ele ela eles nós eu isto "
+    "mas de het een hij zij ze wij ik dat dit maar depois poi apoi después он она они оно мы я вы это но в на по "
+    "после потом ona ono oni ale bu bir ama sonra ο η το οι τα μετά two three four five six several some many people "
+    "zwei drei vier fünf sechs mehrere einige viele leute deux trois quatre plusieurs dos tres varios due "
+    "alcuni".split()
+)
+NUMBER_SIGNS = frozenset("§$€£¥+#№")
+# German ordinals: "der 2. Weltkrieg", "am 3. Mai"; but "Er ist 12. Sie ist 10."
+BEFORE_AN_ORDINAL = frozenset(
+    "der die das dem den des am im vom zum zur beim ab bis seit jeder jede jedes jedem jeden ihr sein ihre seine ihren "
+    "seinen ihrem seinem unser unsere".split()
+)
+MONTHS = frozenset(
+    "januar jänner februar märz april mai juni juli august september oktober november dezember "
+    "jan feb mär apr jun jul aug sep sept okt nov dez".split()
+)
+# A single capital after one of these is a person's initial: "by J. Smith", but "vitamin C. Good."
+BEFORE_A_NAME = frozenset("by von par por da door and und et".split())
+ROMAN = re.compile("[IVX]{2,6}")
+# A word without a vowel abbreviates another one: kb, płk, Sv, гр. In Slavic languages, r and l may be vowels: trh, vlk.
+ABBREVIATION = re.compile(
+    r"(?!.+[rlрл].)(?!(?:m?h*m+|p?s+h+|ps+t|tsk|тс+|[bg]rr+|p+ff+t?)\Z)"  # no interjection
+    "[b-df-hj-np-tv-xzßçðþćčďđğģķĺļľłńņňñŕřśšşșţťțźżžβγδζθκλμνξπρσςτφχψбвгджзклмнпрстфхцчшщђћјљњџ]{2,5}"
+)
+ACRONYM = re.compile(r"[^\W\d]{1,2}(\.[^\W\d]{1,2})+")  # U.S, p.m, Ph.D, but not a file such as a.out
 
 
 def may_end_after(word: str, before: str, following: str, is_unit: bool, is_lower: bool) -> bool:
@@ -685,6 +688,21 @@ def may_end_after(word: str, before: str, following: str, is_unit: bool, is_lowe
     return True
 
 
+# ---- parts of sentences that are too long ----------------------------------------------------------------------------
+
+# At punctuation, a long sentence is cut into parts of about this share of the limit, and one of two such parts is cut
+# already. A model translates the clauses of its longest sentences better than the whole.
+CLAUSE = 0.35
+# To find the cut in a long sentence, tokenise this many characters per allowed token: at first, and at most.
+CHARACTERS_PER_TOKEN = (6, 32)
+# Where a comma joins two sentences: "It rains, The dog sleeps" or "It rains., The dog". A long sentence is cut at all
+# such commas, except after so few characters that they are no sentence. Some words have a capital inside a sentence as
+# well, and names begin with The.
+SPLICERS = "|".join(sorted(word.capitalize() for word in STARTERS - {"i", "sie", "ihr"}))
+SPLICE = re.compile(rf"(?:(?<![.…])\.)?[,;]\ +(?!(?:The|An?)\ [A-Z])(?=(?:{SPLICERS})(?![\w-]))")
+SHORTEST_SPLICED = 20
+
+
 def cut_to_limit(text: str, limit: int, encode: Encode) -> Iterator[tuple[str, list[int], str]]:
     """Yield the parts of a sentence of at most `limit` tokens: what is copied before, the ids and the text of each."""
     clause = max(SHORTEST_MAX_SOURCE_LENGTH, int(CLAUSE * limit))
@@ -699,6 +717,24 @@ def cut_to_limit(text: str, limit: int, encode: Encode) -> Iterator[tuple[str, l
             yield copied + separator, ids, part
             copied = ""
         start, copied = following, text[end:following]
+
+
+# Where to cut a sentence that is too long: after punctuation; in front of a conjunction, at a space.
+CUTS = (
+    (
+        re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\ |\Z)|[。！？｡।॥۔؟።፧։]+[」』）]*"),
+        re.compile(r"[;:,،؛][\"'”’»)\]]*(?=\ )|[，、；：፣།]|\ [–—-](?=\ )"),
+    ),
+    (
+        re.compile(
+            r"\ (?=(?:and|or|but|while|because|which|who|that|und|oder|aber|während|weil|et|ou|mais|qui|que|y|pero|ma|"
+            r"che|mas|en|maar|и|но|а|или|что|i|ale|ve|و|और|या)\ )"
+        ),
+        re.compile(f"[{WHITE_SPACE}]+"),
+    ),
+)
+# A mark at which a sentence was cut. It is copied: training text has hardly a sentence that ends in one.
+CLAUSE_MARK = re.compile(r"(?<![.…])[;:,]\Z")
 
 
 def cut_clauses(text: str, limit: int, clause: int, encode: Encode) -> Iterator[tuple[str, list[int], str]]:

@@ -32,10 +32,10 @@ from .errors import InputError, as_input_errors
 from .files import read_json_object, write_json
 from .hub_files import find_folder
 from .loading import load_model, wrap_tokenizer
-from .model_folder import AlignmentHead, ModelFolder, parse_alignment_heads, refuse_other_ids
-from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration, target_vocab_size
+from .model_folder import AlignmentHead, ModelFolder, refuse_other_ids
+from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from .search_vaswani_transformer import SearchSettings, check_number, refuse_settings_of_generate
-from .sentences_vaswani_transformer import TARGET_TOKENIZER, LanguageTokens, choose_cleaning
+from .sentences_vaswani_transformer import TARGET_TOKENIZER
 from .tokenizer_files import panics_as_errors
 from .translator import (
     LARGEST_COUNT,
@@ -108,18 +108,12 @@ class TorchTranslator(Translator):
                 f"translations (in a folder: {TARGET_TOKENIZER}/tokenizer.json)"
             )
         self.model, self.tokenizer, self.target_tokenizer = model, tokenizer, target_tokenizer or tokenizer
-        self.clean = choose_cleaning(tokenizer.backend_tokenizer.normalizer)
-        self.languages = LanguageTokens(tokenizer.backend_tokenizer)
-        settings = model.generation_config.to_dict()
+        config, settings = vars(model.config), model.generation_config.to_dict()
         with as_input_errors():
-            refuse_other_ids(settings, vars(model.config))
+            refuse_other_ids(settings, config)
             refuse_settings_of_generate(settings)
-            self.search = SearchSettings.from_generation_config(settings)
-            self.alignment_heads = parse_alignment_heads(settings, vars(model.config))
-        self.trained_length = settings.get("max_source_length")
-        self.positions, self.pad = model.config.learned_positions, cast(int, model.config.pad_token_id)
-        self.end = cast(int, model.config.eos_token_id)
-        self.target_vocabulary = target_vocab_size(model.config)
+            search = SearchSettings.from_generation_config(settings)
+            super().__init__(config, settings, search, tokenizer.backend_tokenizer)
 
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -196,9 +190,9 @@ class TorchTranslator(Translator):
         Raises InputError if the numbers of texts differ or a text has more tokens than 5,000 or the model's positions,
         and NotFiniteError naming the translation with a log-probability that is not finite.
         """
-        title = "scoring" if progress else None
-        pairs = self._encode_pairs(sources, targets, target_language)
-        forced = self._run_pairs(pairs, self._log_probabilities, batch_tokens, title)
+        pairs, forced = self._run_pairs(
+            sources, targets, self._log_probabilities, "scoring", batch_tokens, target_language, progress
+        )
         for i, log_probabilities in enumerate(forced):
             if not all(map(math.isfinite, log_probabilities)):
                 raise NotFiniteError(i, f"target {i + 1}")
@@ -250,19 +244,13 @@ class TorchTranslator(Translator):
         write_json(path, content | {"alignment_heads": generation_config.alignment_heads})
         return path
 
-    def attend(
-        self,
-        sources: list[str],
-        targets: list[str],
-        *,
-        batch_tokens: int = 8192,
-        target_language: str | None = None,
-        progress: bool = False,
-    ) -> list[AlignedPart]:
-        """Return each pair with its tokens and the attention of every head, (layers, heads, target, source)."""
-        pairs = self._encode_pairs(sources, targets, target_language)
+    def attend(self, sources: list[str], targets: list[str], **options: Any) -> list[AlignedPart]:
+        """Return each pair with its tokens and the attention of every head, (layers, heads, target, source).
+
+        options: those of `score`
+        """
         attend = partial(self._attention, CachedDecoder(self.model))
-        found = self._run_pairs(pairs, attend, batch_tokens, "aligning" if progress else None)
+        pairs, found = self._run_pairs(sources, targets, attend, "aligning", **options)
         cleaned, parts = map(self.clean, sources), []
         for source, prefixed, target, attention in zip(cleaned, pairs.sources, targets, found, strict=True):
             source_spans = self._source_spans(source, prefixed.removesuffix(source))
@@ -311,27 +299,31 @@ class TorchTranslator(Translator):
 
     def _run_pairs(
         self,
-        pairs: EncodedPairs,
+        sources: str | Sequence[str],
+        targets: str | Sequence[str],
         run: Callable[[list[list[int]], list[list[int]]], list[Item]],
-        batch_tokens: int,
-        title: str | None,
-    ) -> list[Item]:
-        """Return what `run` returns for the token ids of the sources and targets, batch by batch, in their order.
+        title: str,
+        batch_tokens: int = 8192,
+        target_language: str | None = None,
+        progress: bool = False,
+    ) -> tuple[EncodedPairs, list[Item]]:
+        """Tokenise pairs. Return them, and what `run` returns for their ids, batch by batch, in the order of the pairs.
 
-        title: of a progress bar; None for no bar
+        title: of the progress bar.  Others as in `score`
         """
+        pairs = self._encode_pairs(sources, targets, target_language)
         with as_input_errors():
             check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
         logits = max(1, self.target_vocabulary // LOGITS_PER_TOKEN)  # of each target token
         ids = [*zip(pairs.source_ids, pairs.target_ids, strict=True)]
         lengths = [max(len(source), len(target) * logits) for source, target in ids]
         found: dict[int, Item] = {}
-        with show_progress(title is not None, title or "", len(ids)) as advance:
+        with show_progress(progress, title, len(ids)) as advance:
             for batch in batches_by_length(lengths, batch_tokens):
-                sources, targets = zip(*(ids[i] for i in batch), strict=True)
-                found |= zip(batch, run([*sources], [*targets]), strict=True)
+                source_ids, target_ids = zip(*(ids[i] for i in batch), strict=True)
+                found |= zip(batch, run([*source_ids], [*target_ids]), strict=True)
                 advance(len(batch))
-        return [found[i] for i in range(len(found))]
+        return pairs, [found[i] for i in range(len(found))]
 
     @torch.inference_mode()
     def _log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[list[float]]:

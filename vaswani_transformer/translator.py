@@ -9,7 +9,7 @@ Nothing here needs torch: `torch_translator.py` runs the search with torch, `onn
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from .doubts import Doubt, find_reasons
 from .errors import BrokenFileError, InputError, as_input_errors
 from .lines import check_unicode
-from .model_folder import AlignmentHead
+from .model_folder import AlignmentHead, parse_alignment_heads
 from .search_vaswani_transformer import SearchSettings, check_number, check_real
 from .sentences_vaswani_transformer import (
     LanguageTokens,
     MissingLanguage,
     Piece,
     check_sentences,
+    choose_cleaning,
     join_texts,
     source_limit,
     split_text,
@@ -34,6 +35,8 @@ from .tokenizer_files import panics_as_errors
 from .workers import BatchSearch, Found, Workers
 
 if TYPE_CHECKING:  # imported where they are used: either backend works without the other
+    from tokenizers import Tokenizer
+
     from .alignments import Alignment, Span
     from .onnx_translator import OnnxTranslator
     from .torch_translator import TorchTranslator
@@ -170,15 +173,26 @@ class Translator(ABC):
     """
 
     folder: Path | None = None  # the folder that the model was loaded from
-    search: SearchSettings  # of generation_config.json, the defaults of both methods
-    trained_length: int | None  # tokens of the longest source sentence of the training; None: unknown
-    positions: int | None  # number of learned positions; None: no maximum
-    pad: int
-    end: int  # </s>
-    alignment_heads: Sequence[AlignmentHead] | None  # of generation_config.json
-    target_vocabulary: int  # number of the decoder's tokens
-    languages: LanguageTokens  # of the source tokenizer
-    clean: Callable[[str], str]  # what the source tokenizer needs before a text is tokenized: see choose_cleaning
+
+    def __init__(
+        self, config: Mapping[str, Any], settings: Mapping[str, Any], search: SearchSettings, tokenizer: "Tokenizer"
+    ):
+        """Read what both backends need.
+
+        config, settings: the contents of config.json and generation_config.json
+        search: the default settings, from the latter.  tokenizer: of the sources
+        """
+        self.search = search
+        self.pad: int = config["pad_token_id"]
+        self.end: int = config["eos_token_id"]
+        has_table = config.get("position_embedding_type") == "learned"
+        self.positions: int | None = config.get("max_position_embeddings") if has_table else None  # None: no maximum
+        self.target_vocabulary: int = config["decoder_vocab_size"]
+        # Tokens of the longest source sentence of the training; None: unknown
+        self.trained_length: int | None = settings.get("max_source_length")
+        self.alignment_heads: Sequence[AlignmentHead] | None = parse_alignment_heads(settings, config)
+        self.languages = LanguageTokens(tokenizer)
+        self.clean = choose_cleaning(tokenizer.normalizer)  # what it needs before a text is tokenized
 
     @overload
     @classmethod

@@ -13,48 +13,6 @@ from typing import NamedTuple
 
 from .sentences_vaswani_transformer import BLOCK_TAGS, NO_LANGUAGE, SEPARATOR, closing_fence, is_underline
 
-BLOCK_TAG = rf"(?i:</?(?:{BLOCK_TAGS})(?![a-z0-9])[^<>]*>)"
-# A list item, heading, table, command, image, definition, field, speaker, row of columns, clause of a law or tag begins
-# a line of its own.
-NEW_LINE = re.compile(
-    r"""\s*(?:[-*+•‣◦·–—#|♪:]+\s|(?:\d{1,3}|[ivx]{2,4})[.)]\s|[^\W\d_]\)\s|\((?:\d{1,3}|[^\W\d_]|[ivx]{2,4})\)\s|\||\$\s|>>>\s|\.\.?\s
-    |\[?!\[|\[[^\[\]]{1,100}\](?::\s|\s*\Z)|:\w[\w ]*:(?:\s|\Z)|[A-Z][A-Za-z-]{1,20}:\s|<[A-Za-z][\w-]{0,20}>\s|§
-    |\\item\b|[・※①-⑳]|[0-9０-９一二三四五六七八九十]{1,3}[．、]|[（(][一二三四五六七八九十]{1,3}[）)]|第\S{1,4}[章节節条條]|[가-하]\.\s
-    |\[\w+:|\S.*(?:\s{3,}|\t|\.{4,}\s)\S|<!--|"""
-    rf"""{BLOCK_TAG})""",
-    re.VERBOSE,
-)
-TIME = re.compile(r"\s*\[?\d{1,4}[-:./]\d\d?\b\S*\s")  # begins the lines of a log or a chat
-QUOTE = re.compile(r"(?:[ \t]{0,3}>)*")  # of an e-mail, or of Markdown
-# At the end of a line: a line break of Markdown, or a tag or comment of HTML that stands by itself.
-LINE_BREAK = re.compile(rf"(?:\x20\x20|\\|{BLOCK_TAG}|-->)\Z")
-FULL_WIDTH_TEXT = 50  # characters of a line; subtitles and columns are narrower
-# No part of a paragraph: headings, rows of tables, comments, commands of LaTeX, titles in brackets as in GitHub's boxes
-ALONE = re.compile(
-    r"\s*(?:[#|]|(?:%+|;+|//+|={1,6})\s|\\[A-Za-z]+\*?(?:\[[^\[\]]*\])?(?:\{[^{}]*\})*\s*\Z|(?:>\s*)*\[[^\[\]]{1,100}\]\s*\Z)"
-)
-# A line of settings or of messages: properties, JSON, YAML, gettext.
-FIELD = re.compile(r"""\s*(?:[\w.\[\]@-]+\s*[:=](?!//)|msg[a-z_]+(?:\[\d\])?\s"|["'])""")
-# Two lines are joined without a space after a hyphen inside a word, except as in "pre- and post-war".
-HYPHEN = re.compile(r"[^\W_][-‐]\n(?!(?:and|or|to|und|oder|bzw|et|ou|y|o|e|i|en|of|och|eller|og)\b)[^\W_]")
-CODE_INDENTATION = 4
-CODE_SYMBOL = re.compile(r"[^\w\s'’-]|\d|(?<!\w)-")
-DEFINITION = re.compile(r"\w:\s")
-CODE_FOLLOWS = re.compile(r"\A#{1,6}\s|:\s*\Z")  # a heading, or a colon
-FRONT_MATTER = {"---": ("---", "..."), "+++": ("+++",)}  # marks of its beginning and its end, in YAML and TOML
-FRONT_MATTER_KEY = re.compile(r"[\w-]+\s*[:=]")
-LONGEST_FRONT_MATTER = 200  # lines
-CODE_BLOCKS = {  # in HTML, LaTeX and Markdown: what ends a block, and its first line
-    "</{}>": re.compile(r"\s*<(pre|script|style)(?:\s[^<>]*)?>", re.IGNORECASE),
-    r"\end{{{}}}": re.compile(r"\s*\\begin\{((?:verbatim|lstlisting|minted|equation|align|gather|tikzpicture)\*?)\}"),
-    "-->": re.compile(r"\s*(<!--)"),
-    "$$": re.compile(r"\s*(\$\$)\s*\Z"),
-}
-DIRECTIVE = re.compile(
-    r"\s*\.\.\s+(?:(?P<code>(?:code|code-block|sourcecode|highlight|raw|math|toctree)::)|[\w-]+::)"
-)  # of reStructuredText
-WEBVTT_BLOCK = re.compile(r"(?:NOTE|STYLE|REGION)(?:\s|\Z)")
-
 
 class Copied(str):
     """Lines of a document that are not translated: code, and what only programs read."""
@@ -88,6 +46,11 @@ def mark_copied(lines: Iterable[str]) -> Iterator[str]:
     yield from mark_webvtt(rest) if first.startswith("WEBVTT") else mark_code(rest)
 
 
+FRONT_MATTER = {"---": ("---", "..."), "+++": ("+++",)}  # marks of its beginning and its end, in YAML and TOML
+FRONT_MATTER_KEY = re.compile(r"[\w-]+\s*[:=]")
+LONGEST_FRONT_MATTER = 200  # lines
+
+
 def find_front_matter(lines: list[str]) -> int:
     """Return the number of lines of the front matter with which a document begins, with its marks; 0 if it has none."""
     ends = FRONT_MATTER[lines[0].rstrip()]
@@ -96,6 +59,9 @@ def find_front_matter(lines: list[str]) -> int:
             if line.rstrip() in ends:
                 return number
     return 0
+
+
+WEBVTT_BLOCK = re.compile(r"(?:NOTE|STYLE|REGION)(?:\s|\Z)")
 
 
 def mark_webvtt(lines: Iterable[str]) -> Iterator[str]:
@@ -109,6 +75,12 @@ def mark_webvtt(lines: Iterable[str]) -> Iterator[str]:
         else:
             yield Copied(first) if others and "-->" in others[0] else first
             yield from others
+
+
+CODE_FOLLOWS = re.compile(r"\A#{1,6}\s|:\s*\Z")  # a heading, or a colon
+DIRECTIVE = re.compile(
+    r"\s*\.\.\s+(?:(?P<code>(?:code|code-block|sourcecode|highlight|raw|math|toctree)::)|[\w-]+::)"
+)  # of reStructuredText
 
 
 def mark_code(lines: Iterable[str]) -> Iterator[str]:
@@ -157,6 +129,11 @@ def copy_code(lines: list[str]) -> Iterator[str]:
     yield from lines[length:]
 
 
+CODE_INDENTATION = 4
+CODE_SYMBOL = re.compile(r"[^\w\s'’-]|\d|(?<!\w)-")
+DEFINITION = re.compile(r"\w:\s")
+
+
 def is_command(line: str, indent: int) -> bool:
     """Return whether a line is indented by four characters more than `indent`, and no sentence.
 
@@ -170,6 +147,14 @@ def is_command(line: str, indent: int) -> bool:
     return not (is_sentence or DEFINITION.search(code)) and (
         len(code.split()) < 5 or CODE_SYMBOL.search(code) is not None
     )
+
+
+CODE_BLOCKS = {  # in HTML, LaTeX and Markdown: what ends a block, and its first line
+    "</{}>": re.compile(r"\s*<(pre|script|style)(?:\s[^<>]*)?>", re.IGNORECASE),
+    r"\end{{{}}}": re.compile(r"\s*\\begin\{((?:verbatim|lstlisting|minted|equation|align|gather|tikzpicture)\*?)\}"),
+    "-->": re.compile(r"\s*(<!--)"),
+    "$$": re.compile(r"\s*(\$\$)\s*\Z"),
+}
 
 
 class Fence(NamedTuple):
@@ -202,6 +187,10 @@ def join_paragraph_lines(lines: Iterable[str]) -> Iterator[str]:
         yield from block if len(block) == 1 or are_separate(block) else join_paragraphs(block, width)
 
 
+# A line of settings or of messages: properties, JSON, YAML, gettext.
+FIELD = re.compile(r"""\s*(?:[\w.\[\]@-]+\s*[:=](?!//)|msg[a-z_]+(?:\[\d\])?\s"|["'])""")
+
+
 def are_separate(block: list[str]) -> bool:
     """Return whether a block has fields, rows of a table, or verses: capitalised lines that no program wrapped."""
     width = max(len(line.rstrip()) for line in block)
@@ -210,6 +199,12 @@ def are_separate(block: list[str]) -> bool:
     had_room = sum(has_room(first, second, width) for first, second in pairwise(block))
     are_verses = had_room > (len(block) == 3) and all(word[:1].isupper() and not word[1:].isupper() for word in words)
     return (len(block) > 2 and are_verses) or (len(cells) == 1 and min(cells) > 1) or all(map(FIELD.match, block))
+
+
+# No part of a paragraph: headings, rows of tables, comments, commands of LaTeX, titles in brackets as in GitHub's boxes
+ALONE = re.compile(
+    r"\s*(?:[#|]|(?:%+|;+|//+|={1,6})\s|\\[A-Za-z]+\*?(?:\[[^\[\]]*\])?(?:\{[^{}]*\})*\s*\Z|(?:>\s*)*\[[^\[\]]{1,100}\]\s*\Z)"
+)
 
 
 def split_into_blocks(lines: Iterable[str]) -> Iterator[list[str]]:
@@ -248,6 +243,24 @@ def has_room(line: str, following: str, width: int) -> bool:
     return len(line.rstrip()) + 1 + len(following.split(maxsplit=1)[0]) <= width
 
 
+BLOCK_TAG = rf"(?i:</?(?:{BLOCK_TAGS})(?![a-z0-9])[^<>]*>)"
+# A list item, heading, table, command, image, definition, field, speaker, row of columns, clause of a law or tag begins
+# a line of its own.
+NEW_LINE = re.compile(
+    r"""\s*(?:[-*+•‣◦·–—#|♪:]+\s|(?:\d{1,3}|[ivx]{2,4})[.)]\s|[^\W\d_]\)\s|\((?:\d{1,3}|[^\W\d_]|[ivx]{2,4})\)\s|\||\$\s|>>>\s|\.\.?\s
+    |\[?!\[|\[[^\[\]]{1,100}\](?::\s|\s*\Z)|:\w[\w ]*:(?:\s|\Z)|[A-Z][A-Za-z-]{1,20}:\s|<[A-Za-z][\w-]{0,20}>\s|§
+    |\\item\b|[・※①-⑳]|[0-9０-９一二三四五六七八九十]{1,3}[．、]|[（(][一二三四五六七八九十]{1,3}[）)]|第\S{1,4}[章节節条條]|[가-하]\.\s
+    |\[\w+:|\S.*(?:\s{3,}|\t|\.{4,}\s)\S|<!--|"""
+    rf"""{BLOCK_TAG})""",
+    re.VERBOSE,
+)
+TIME = re.compile(r"\s*\[?\d{1,4}[-:./]\d\d?\b\S*\s")  # begins the lines of a log or a chat
+QUOTE = re.compile(r"(?:[ \t]{0,3}>)*")  # of an e-mail, or of Markdown
+# At the end of a line: a line break of Markdown, or a tag or comment of HTML that stands by itself.
+LINE_BREAK = re.compile(rf"(?:\x20\x20|\\|{BLOCK_TAG}|-->)\Z")
+FULL_WIDTH_TEXT = 50  # characters of a line; subtitles and columns are narrower
+
+
 def join_paragraphs(block: list[str], width: int) -> Iterator[str]:
     """Yield a line for each paragraph of a block.  width: of the text, at which it was wrapped"""
     paragraph, before, quote_before = "", "", ""
@@ -278,6 +291,10 @@ def join_paragraphs(block: list[str], width: int) -> Iterator[str]:
 def indentation(line: str) -> int:
     """Return the width of the white space in front of a line, in which a tab is as wide as an indentation of code."""
     return len(line[: len(line) - len(line.lstrip())].expandtabs(CODE_INDENTATION))
+
+
+# Two lines are joined without a space after a hyphen inside a word, except as in "pre- and post-war".
+HYPHEN = re.compile(r"[^\W_][-‐]\n(?!(?:and|or|to|und|oder|bzw|et|ou|y|o|e|i|en|of|och|eller|og)\b)[^\W_]")
 
 
 def join_wrapped(first: str, second: str) -> str:

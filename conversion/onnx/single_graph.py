@@ -34,14 +34,14 @@ that it shares with `step` are stored there: in the outermost graph they would n
 sixth longer.
 """
 
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.attention_maps import using_eager_attention
+from vaswani_transformer.attention_maps import eager_copy
 from vaswani_transformer.modeling_vaswani_transformer import (
     EMPTY_SCORE,
     VALID_ABOVE,
@@ -76,8 +76,7 @@ def export_single_graph(model: Model, attention: bool = False, repetition: bool 
     attention: add the output cross_attentions (batch, layers, heads, length, source), of the best hypotheses
     repetition: add the inputs no_repeat_ngram_size and repetition_penalty
     """
-    with using_eager_attention(model):
-        graphs = export_search(model, attention, repetition)
+    graphs = export_search(eager_copy(model), attention, repetition)
     op, pad = GraphBuilder("search."), cast(int, model.config.pad_token_id)
     # Both are never negative. Without Abs, shape inference takes the default of an input for a constant, and ONNX
     # Runtime folds the shapes that follow: other values would give wrong translations.
@@ -95,13 +94,7 @@ def export_single_graph(model: Model, attention: bool = False, repetition: bool 
         op.Pad(final["cross_attentions"], op.Concat([0], padding, axis=0), "", [3], name="cross_attentions")
     exported = op.model("translation", *inputs_and_outputs(model, attention, repetition))
     config = model.config.to_dict() | {"max_position_embeddings": model.config.learned_positions}
-    settings: Any = model.generation_config
-    built_in = built_in_values(
-        config,
-        settings.suppress_tokens or (),
-        settings.forced_bos_token_id,
-        getattr(settings, "beam_search", None),
-    )
+    built_in = built_in_values(config, model.generation_config.to_dict())
     helper.set_model_props(exported, built_in)  # which OnnxTranslator compares
     return exported
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.attention_maps import using_eager_attention
+from vaswani_transformer.attention_maps import eager_copy
 from vaswani_transformer.beam_search import MASKED
 from vaswani_transformer.cached_decoder import CachedDecoder, Decoded, memory_keys_and_values
 
@@ -103,8 +103,7 @@ def export_split(model: Model, attention: bool = False, end: int | None = None) 
     present, past = cache_names("present", layers), cache_names("past_key_values", layers)
     self_attention_cache = [name for name in present if ".decoder." in name]
     weights = [f"cross_attentions.{layer}" for layer in range(layers)] if attention else []
-    with using_eager_attention(model):
-        encoder, decoder, decoder_with_past = export_modules(model, attention, end)
+    encoder, decoder, decoder_with_past = export_modules(eager_copy(model), attention, end)
     # Copies, because building a model renames its graphs in place. The merged file has no attention weights.
     first_branch, next_branch = copy.deepcopy(decoder), copy.deepcopy(decoder_with_past)
     del first_branch.output[1 + len(present) :]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.attention_maps import using_eager_attention
+from vaswani_transformer.attention_maps import eager_copy
 from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.errors import ProofError
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE, score_divisor, searches_as_transformers
@@ -199,8 +199,7 @@ def attention_difference(session: Any, model: Model, batch: dict[str, Tensor], c
 @torch.no_grad()
 def cross_attentions(model: Model, batch: dict[str, Tensor], tokens: Tensor) -> list[np.ndarray]:
     """Return torch's attention to the source, per layer, (batch, heads, target, source)."""
-    with using_eager_attention(model):
-        output = model(**batch, decoder_input_ids=tokens, use_cache=False, output_attentions=True)
+    output = eager_copy(model)(**batch, decoder_input_ids=tokens, use_cache=False, output_attentions=True)
     return [weights.float().numpy() for weights in output.cross_attentions]
 
 
