@@ -95,7 +95,7 @@ def compare(
         if model is None or source is None:
             model, length = folder / "model", OUTPUT_LENGTH
             save_random_model(model, SMALL if small else FULL)
-            texts = make_texts(ModelFolder(model).vocab_size, sentences or 160)
+            texts = make_texts(ModelFolder(model).config["vocab_size"], sentences or 160)
         else:
             length = None
             texts, references = read_pairs(source, reference, sentences or 1000)
