@@ -236,6 +236,27 @@ def test_the_page_limits_translations_as_in_python(
     assert found == [expected.max_new_tokens or 0, expected.extra_length]
 
 
+@pytest.mark.parametrize("inputs", [["num_beams"], ["num_beams", "no_repeat_ngram_size", "repetition_penalty"], []])
+@pytest.mark.parametrize("settings", [{}, {"no_repeat_ngram_size": 3}, {"repetition_penalty": 1.2}])
+def test_the_page_refuses_settings_that_its_graph_would_ignore(
+    tmp_path: Path, exported: Path, packages: Path, inputs: list[str], settings: dict[str, float]
+) -> None:
+    """They were edited after the export. A graph with defaults shows no inputs, and has them inside."""
+    (packages / "onnxruntime-web" / "dist" / RUNTIME[0]).write_text("export const env = {};")
+    (exported / "export.json").write_text(json.dumps({"graphs": {"model.onnx": sha256(b"graph").hexdigest()}}))
+    done = assemble(exported, tmp_path / "page", packages)
+    assert done.returncode == 0, done.stderr
+    session = json.dumps({"inputNames": inputs})
+    program = f"""
+        import {{ Translator }} from '{(tmp_path / "page" / "translator.js").as_uri()}';
+        new Translator({session}, {{ symbols: new Map() }}, {{}}, {json.dumps(settings)}, {{}});
+    """
+    loaded = node("--input-type=module", "--eval", program, check=False)
+    ignored = settings and inputs == ["num_beams"]
+    assert (loaded.returncode != 0) == bool(ignored)
+    assert ("export it again with --repetition" in loaded.stderr) == bool(ignored)
+
+
 def test_the_page_and_its_tests_use_the_same_onnxruntime_web() -> None:
     versions = set()
     for folder in (PAGE, TESTS / "node"):

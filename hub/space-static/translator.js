@@ -23,6 +23,13 @@ export class Translator {
     this.repetitionPenalty = generationConfig.repetition_penalty ?? 1;
     // onnxruntime-web hides inputs that have defaults: `export onnx --no-defaults` lets the page choose.
     this.hasSettings = session.inputNames.includes("num_beams");
+    const againstRepetition = this.ngramSize !== 0 || this.repetitionPenalty !== 1;
+    if (this.hasSettings && againstRepetition && !session.inputNames.includes("no_repeat_ngram_size")) {
+      throw new Error(
+        "generation_config.json sets no_repeat_ngram_size or repetition_penalty, but model.onnx was exported without " +
+          "inputs for repetitions; export it again with --repetition",
+      );
+    }
     this.languages = languageTokens(tokenizer.symbols.keys());
     this.limit = defaultSourceLimit(generationConfig.max_source_length, config.max_position_embeddings);
     this.alignmentHeads = generationConfig.alignment_heads; // [layer, head, offset], written by `choose-heads`
