@@ -122,7 +122,8 @@ def read_search(folder: Path, options: Mapping[str, Any]) -> tuple[dict[str, Any
     search["suppress_tokens"] = [word[0] for word in words if len(word) == 1]
     if settings.get("forced_bos_token_id") is not None:
         search["forced_bos_token_id"] = settings["forced_bos_token_id"]
-    settings.pop("forced_eos_token_id", None)  # the last token of an output that reaches its limit
+    # The last token of an output that reaches its limit, which is rare; docs/explanation/search.md tells.
+    settings.pop("forced_eos_token_id", None)
     lost = [
         f"{name} {settings[name]}"
         for name, neutral in ONLY_IN_GENERATE.items()
