@@ -18,6 +18,7 @@ from vaswani_transformer.attention_maps import attention_maps
 from vaswani_transformer.languages import name_languages
 from vaswani_transformer.languages_vaswani_transformer import find_language, split_code
 from vaswani_transformer.model_folder import CODE_FILES, ONNX
+from vaswani_transformer.modeling_vaswani_transformer import searches_as_transformers
 from vaswani_transformer.onnx_translator import graph_inputs, onnx_file_name
 from vaswani_transformer.pictures import attention_figure
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
@@ -88,6 +89,7 @@ def write_card(
         parameters=translator.model.num_parameters(),
         dtype=str(translator.model.dtype).removeprefix("torch."),
         search=translator.search,
+        of_transformers=searches_as_transformers(translator.model),
         languages=describe_languages(provenance),
         language_tokens=translator.languages.tokens if translator.languages.are_needed else [],
         sizes={name: getattr(config, name) for name in SIZES if getattr(config, name) is not None},

@@ -98,7 +98,8 @@ ESCAPED = re.compile(rb"\\(?:[bfnrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})|\s+
 # Entries of JSON files that are published. Others could name code, which transformers runs with trust_remote_code, or
 # files. The entries by which transformers finds our own code are added.
 CONFIG_ENTRIES = {"model_type", "transformers_version"}  # besides the fields of the configuration class
-GENERATION_ENTRIES = frozenset(GenerationConfig().to_dict()) | {"extra_length", "max_source_length", "alignment_heads"}
+GENERATION_ENTRIES = frozenset(GenerationConfig().to_dict())
+GENERATION_ENTRIES |= {"beam_search", "extra_length", "max_source_length", "alignment_heads"}
 TENSOR_ENTRIES = {"dtype", "shape", "data_offsets"}  # of a safetensors file's header
 # Fields of config.json that may differ between a model and its export.
 METADATA_FIELDS = {"transformers_version", "architectures", "auto_map", "custom_pipelines", "dtype"}

@@ -14,7 +14,7 @@ import onnx
 import pytest
 import torch
 from conftest import read_rows, write_lines
-from golden import opus_folder
+from golden import golden, opus_folder
 from hub_server import OWNER, WRITE_TOKEN, Fault, HubServer
 from huggingface_hub import HfApi, ModelCard, constants
 from onnx.external_data_helper import convert_model_to_external_data
@@ -456,6 +456,16 @@ def test_entries_that_name_code_or_files_are_not_published(exported, tmp_path):
     assert json.loads((out / "config.json").read_text())["auto_map"] == AUTO_MAP
     assert "auto_map" not in json.loads((out / "onnx" / "config.json").read_text())
     assert json.loads((out / "generation_config.json").read_text())["extra_length"] == 50
+
+
+def test_a_converted_model_is_published_with_its_search(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    convert([str(golden("hf-marian")), str(folder)])
+    out = written(folder)
+    published = json.loads((out / "generation_config.json").read_text())
+    assert published == json.loads((folder / "generation_config.json").read_text())
+    assert published["beam_search"] == "transformers"
+    assert "Beam search as in transformers, with 4 beams and a length penalty of 1.0" in (out / "README.md").read_text()
 
 
 PASSWORD = "https://ann:secret@example.org/data"

@@ -14,10 +14,12 @@ from transformers import MarianMTModel
 from transformers import pipeline as typed_pipeline
 
 from conversion.__main__ import main
+from conversion.onnx.as_marian import arrange_as_marian
 from conversion.onnx.export import export_single_folder
 from conversion.onnx.single_graph import export_single_graph
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import BrokenFileError
+from vaswani_transformer.loading import load_model
 
 pytestmark = pytest.mark.timeout(1200)  # as in test_repetition.py
 pipeline: Any = typed_pipeline  # typed for the tasks of transformers only
@@ -162,3 +164,12 @@ def test_transformers_gets_its_own_settings_back(tmp_path: Path) -> None:
     main([str(tmp_path / "marian"), str(tmp_path / "paper"), "--paper-search"])
     paper = json.loads((tmp_path / "paper" / "generation_config.json").read_text())
     assert paper.get("beam_search") is None and paper["length_penalty"] == 0.6
+
+
+def test_greedy_exports_have_no_settings_of_beam_search(tmp_path: Path) -> None:
+    """Of which transformers warns each time that it loads them, as in Optimum."""
+    folder = saved_model(tmp_path / "model")
+    change_json(folder / "generation_config.json", beam_search="transformers", length_penalty=1.3, early_stopping=True)
+    arrange_as_marian(folder, load_model(folder, "cpu"), "fp32", "optimum")
+    written = json.loads((folder / "generation_config.json").read_text())
+    assert written["num_beams"] == 1 and not written.keys() & {"length_penalty", "early_stopping"}

@@ -55,7 +55,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A translation, its score log P(Y | X) / ((5 + |Y|) / 6)^alpha, and its token ids, </s> included.
+    """A translation, its score log P(Y | X) / length penalty, and its token ids, </s> included.
 
     For a text that was split, scores are summed and tokens concatenated over its parts.
 

@@ -52,4 +52,4 @@ def arrange_as_marian(folder: Path, model: Model, precision: str, library: Libra
     tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
     for name, changed in {"config.json": marian, "tokenizer_config.json": tokenizer}.items():
         write_toolkit_json(read_json_object(folder / name) | changed, folder / name)
-    write_toolkit_json(make_generation_settings(model) | {"num_beams": 1}, folder / "generation_config.json")
+    write_toolkit_json(make_generation_settings(model, num_beams=1), folder / "generation_config.json")

@@ -122,7 +122,8 @@ def read_search(folder: Path, options: Mapping[str, Any]) -> tuple[dict[str, Any
     search["suppress_tokens"] = [word[0] for word in words if len(word) == 1]
     if settings.get("forced_bos_token_id") is not None:
         search["forced_bos_token_id"] = settings["forced_bos_token_id"]
-    settings.pop("forced_eos_token_id", None)  # the last token of an output that reaches its limit
+    # The last token of an output that reaches its limit, which is rare; docs/explanation/search.md tells.
+    settings.pop("forced_eos_token_id", None)
     lost = [
         f"{name} {settings[name]}"
         for name, neutral in ONLY_IN_GENERATE.items()
@@ -408,16 +409,19 @@ def make_marian_config(config: Any) -> dict[str, Any]:
     }
 
 
-def make_generation_settings(model: Model) -> dict[str, Any]:
+def make_generation_settings(model: Model, num_beams: int | None = None) -> dict[str, Any]:
     """Return the content of generation_config.json: the model's search, except the length penalty of the paper's.
+
+    num_beams: instead of the model's
 
     The suppressed tokens, such as <pad>, are never generated.
     """
     config, ours = model.config, model.generation_config
     search = SearchSettings.from_generation_config(ours.to_dict())
-    settings: dict[str, Any] = {"num_beams": search.num_beams, "max_length": (search.max_new_tokens or 511) + 1}
+    beams = num_beams or search.num_beams
+    settings: dict[str, Any] = {"num_beams": beams, "max_length": (search.max_new_tokens or 511) + 1}
     settings |= {"min_new_tokens": search.min_new_tokens} if search.min_new_tokens else {}
-    if searches_as_transformers(model) and search.num_beams > 1:  # transformers warns of these in greedy search
+    if searches_as_transformers(model) and beams > 1:  # transformers warns of these in greedy search
         settings |= {"length_penalty": search.length_penalty, "early_stopping": search.early_stopping}
     settings |= {"bad_words_ids": [[id] for id in ours.suppress_tokens]} if ours.suppress_tokens else {}
     names = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
