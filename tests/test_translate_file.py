@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import wait_until, write_lines
+from conftest import file_size_limit, wait_until, write_lines
 from saved_model import ENGLISH, GERMAN, saved_model
 
 from vaswani_transformer import Translator
@@ -374,6 +375,16 @@ def test_code_and_what_programs_read_is_copied(text, expected):
 def test_a_report_on_a_full_disk_is_named():
     with pytest.raises(OSError, match="/dev/full"):
         append_report(Path("/dev/full"), [Doubt(0, "reason", "source", "translation")], [1])
+
+
+def test_a_report_on_a_full_disk_ends_with_a_whole_line(tmp_path):
+    """The lines of the resumed translation follow."""
+    path, doubts = tmp_path / "report", [Doubt(0, "reason", "source", "translation")]
+    append_report(path, doubts, [1])
+    line = path.read_bytes()
+    with file_size_limit(len(line) + 5), pytest.raises(OSError, match=re.escape(str(path))):
+        append_report(path, doubts, [2])
+    assert path.read_bytes() == line
 
 
 def test_numbers_and_code_are_not_joined_with_the_text_around_them():

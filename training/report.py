@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
-from vaswani_transformer.atomic import atomic_file
+from vaswani_transformer.atomic import append_whole, atomic_file
 from vaswani_transformer.errors import UnavailableError, escape_controls
 from vaswani_transformer.exit import print_error
 from vaswani_transformer.training_run import METRICS
@@ -47,13 +47,7 @@ class MetricsFile:
         line = (json.dumps(record) + "\n").encode()
         try:
             with open(self.path, "ab", buffering=0, opener=open_in_place) as file:
-                size, rest = os.fstat(file.fileno()).st_size, line
-                try:
-                    while rest:
-                        rest = rest[file.write(rest) :]
-                except OSError:
-                    file.truncate(size)
-                    raise
+                append_whole(file, line)
         except OSError as error:
             free = shutil.disk_usage(self.path.parent).free
             raise UnavailableError(

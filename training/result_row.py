@@ -1,7 +1,6 @@
 """A row of training/results/*.csv: model, data, command, hardware and scores."""
 
 import csv
-import errno
 import io
 import os
 import platform
@@ -15,6 +14,7 @@ import torch
 from safetensors import safe_open
 
 from vaswani_transformer import __version__
+from vaswani_transformer.atomic import append_whole
 from vaswani_transformer.errors import InputError, UnavailableError, name_in_errors
 from vaswani_transformer.files import files_sha256
 from vaswani_transformer.model_folder import read_config, verify_manifest, weight_files
@@ -78,13 +78,7 @@ def append_rows(path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any
             elif os.pread(file.fileno(), 1, size - 1) != b"\n":  # an editor has left it out: the rows would be one
                 text.write(writer.writer.dialect.lineterminator)
             writer.writerows(rows)
-            content = text.getvalue().encode()
-            try:
-                if file.write(content) < len(content):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            except OSError:
-                file.truncate(size)
-                raise
+            append_whole(file, text.getvalue().encode())
     except OSError as error:
         raise UnavailableError(f"--record {path} cannot be written: {error.strerror}") from error
 

@@ -17,6 +17,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -67,6 +68,18 @@ def atomic_folder(path: Path) -> Iterator[Path]:
                 raise OSError(error.errno, reason, str(path)) from None
             raise
         sync(path.parent)
+
+
+def append_whole(file: FileIO, content: bytes) -> None:
+    """Append all of the content or, on a full disk, nothing: a later line would continue an incomplete one."""
+    size = os.fstat(file.fileno()).st_size
+    try:
+        while content:
+            content = content[file.write(content) :]
+    except OSError:
+        with suppress(OSError):  # a device
+            file.truncate(size)
+        raise
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
+from .atomic import append_whole
 from .doubts import Doubt
 from .errors import InputError
 from .lines import remove_line_breaks
@@ -137,8 +138,8 @@ def append_report(path: Path, doubts: list[Doubt], numbers: list[int]) -> None:
     rows = [(str(numbers[doubt.text_index]), doubt.reason, doubt.source, doubt.translation) for doubt in doubts]
     content = "".join("\t".join(" ".join(column.split()) for column in row) + "\n" for row in rows)
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(content)
+        with path.open("ab", buffering=0) as file:
+            append_whole(file, content.encode())
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise InputError(f"--report {path}: {error.strerror}; name a file in an existing folder") from None
     except OSError as error:  # a full disk
