@@ -1,6 +1,7 @@
 """hub/space-static in Chromium: its translations, its size, its messages, and its privacy. `make test-browser`"""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -220,6 +221,21 @@ def test_a_missing_file_is_named_and_loading_can_be_repeated(
         page.get_by_role("button", name="Try again").click()
         page.locator("#results[aria-busy=false] .best").wait_for()
         assert page.get_by_role("button", name="Try again").is_hidden()
+
+
+def test_a_browser_asks_whether_files_of_the_model_have_changed(browser: Any, tmp_path: Path, folder: Path) -> None:
+    """Chromium reads a file that is a year old from its cache for a month. Without HTTPS, it has no service worker."""
+    shutil.copytree(folder, tmp_path / "page")
+    files = [path for path in (tmp_path / "page" / "model").iterdir() if path.name != "about.json"]
+    for path in files:
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 365 * 24 * 3600))
+    with served(tmp_path / "page") as (address, requested), browser.new_context(service_workers="block") as context:
+        for _ in range(2):
+            requested.clear()
+            page = context.new_page()
+            page.goto(address)
+            page.locator("#translate:enabled").wait_for()
+        assert {f"/model/{path.name}" for path in files} <= {*requested}
 
 
 @pytest.fixture(scope="module")

@@ -131,7 +131,8 @@ export class Translator {
 }
 
 async function fetchFile(url) {
-  const response = await fetch(url);
+  // Revalidated: a browser without the service worker might take the tokenizer of an earlier model from its cache.
+  const response = await fetch(url, { cache: "no-cache" });
   if (!response.ok) throw new Error(`${url.pathname}: HTTP ${response.status}`);
   return response;
 }
