@@ -273,6 +273,22 @@ def test_settings_come_along_without_a_number_of_beams(tmp_path: Path):
     assert tokens == expected and expected[0] == 5 and len(expected) > 5
 
 
+def test_marian_generates_unk_only_if_it_is_allowed(tmp_path: Path):
+    theirs = Path(shutil.copytree(golden("marian"), tmp_path / "theirs"))
+    main([str(theirs), str(tmp_path / "ours")])
+    translator: Any = Translator.from_pretrained(tmp_path / "ours", device="cpu")
+    unknown = translator.tokenizer.unk_token_id
+    assert unknown in search_of(tmp_path / "ours")["suppress_tokens"]
+    with torch.no_grad():  # the best token everywhere
+        translator.model.lm_head.bias[unknown] = 100
+    ((hypothesis,),) = translator.find_hypotheses([translator.tokenizer.decode([5, 6])], max_new_tokens=5)
+    assert hypothesis.tokens and unknown not in hypothesis.tokens
+    with (theirs / "model.npz.decoder.yml").open("a") as file:
+        file.write("\nallow-unk: true\n")
+    main([str(theirs), str(tmp_path / "allowed")])
+    assert unknown not in search_of(tmp_path / "allowed")["suppress_tokens"]
+
+
 def test_joeynmts_settings_come_along(tmp_path: Path):
     theirs = shutil.copytree(golden("joeynmt"), tmp_path / "theirs")
     config = yaml.safe_load((theirs / "config.yaml").read_text())

@@ -131,7 +131,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     vocabulary = read_vocabulary(path, options, count_embeddings(tensors, rules))
     unscaled = (SOURCE, TARGET) if learned else ()
     notes = [PENALTY_NOTE, PRE_NORM_NOTE] if config["norm_position"] == "pre" else [PENALTY_NOTE]
-    search, lost = read_search(path)
+    search, lost = read_search(path, vocabulary.unknown)
     return Description(
         tensors,
         rules,
@@ -145,12 +145,16 @@ def read(path: Path, reasons: Reasons) -> Description:
     )
 
 
-def read_search(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings in decoder.yml for our generation_config.json, and a note about one that it lacks."""
+def read_search(path: Path, unknown: int | None) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings in decoder.yml for our generation_config.json, and a note about one that it lacks.
+
+    unknown: the id of <unk>, which Marian generates only with allow-unk
+    """
     file = find_decoder_settings(path)
     settings = read_yaml(file) if file.exists() else {}
     names = {"beam-size": "num_beams", "normalize": "length_penalty"}
     found = {ours: settings[theirs] for theirs, ours in names.items() if isinstance(settings.get(theirs), int | float)}
+    found["suppress_tokens"] = [] if unknown is None or settings.get("allow-unk") is True else [unknown]
     penalty = settings.get("word-penalty")
     return found, [f"The search here does not have the checkpoint's word-penalty {penalty}."] if penalty else []
 
