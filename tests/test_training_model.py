@@ -215,6 +215,10 @@ def test_the_plan_names_the_micro_batches_that_its_memory_is_for(folder):
     assert one["memory_bytes"] > two["memory_bytes"]
     assert "per process, with 1 micro-batch per step" in format_estimate(one)
     assert "per process, with 2 micro-batches per step" in format_estimate(two)
+    recomputed = estimate(recipe_of(folder, micro_batches=2, gradient_checkpointing=True), seconds=0)
+    assert recomputed["memory_bytes"] == two["memory_bytes"]  # an upper limit
+    assert "2 micro-batches per step; gradient_checkpointing needs less" in format_estimate(recomputed)
+    assert "gradient_checkpointing" not in format_estimate(two)
     limited = format_estimate(estimate(recipe_of(folder, max_hours=2, max_tokens=5000), seconds=0))
     assert "max_hours 2.0, max_tokens 5,000: not counted here, although the run may end there" in limited
     assert "limits" not in format_estimate(one)

@@ -115,6 +115,7 @@ def estimate(recipe: Recipe, seconds: float) -> dict[str, Any]:
         "flop_per_step": flops,
         "flop": flops * steps if steps else None,
         "micro_batches": batches.max_micro_batches,
+        "gradient_checkpointing": settings.hardware.gradient_checkpointing,
         "memory_bytes": training_memory(config, batches.tokens_per_micro_batch, device.type),
     }
     if seconds:
@@ -148,6 +149,7 @@ def format_estimate(estimate: dict[str, Any]) -> str:
     number = estimate["micro_batches"]
     rows["memory"] = f"about {estimate['memory_bytes'] / 2**30:.1f} GiB per process, with "
     rows["memory"] += f"{number} micro-batch{'es' if number > 1 else ''} per step"
+    rows["memory"] += "; gradient_checkpointing needs less" if estimate["gradient_checkpointing"] else ""
     if "tokens_per_second" in estimate:
         speed, rate = estimate["tokens_per_second"], estimate["flop_per_second"] / 1e9
         rows["speed"] = f"{speed:,.0f} source + target tokens/s, {rate:,.0f} GFLOP/s"
