@@ -75,7 +75,9 @@ class ModelSettings(BaseModel):
 class TokenizerSettings(BaseModel):
     """Tokenizer (section 5.1)."""
 
-    tokenizer: Text | None = Field(None, description="Tokenizer folder; null: train one on the training text.")
+    tokenizer: Text | None = Field(
+        None, description="Tokenizer folder; null: that of initial_weights, or train one on the text."
+    )
     vocab_size: int = Field(37000, ge=260, le=LARGEST_VOCABULARY, description="Size of a newly trained tokenizer.")
     lowercase: bool = Field(False, description="Lower-case all text; BLEU during training ignores case.")
 
