@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
-from itertools import chain, compress
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,9 +29,10 @@ from vaswani_transformer.sentences_vaswani_transformer import choose_cleaning, c
 from vaswani_transformer.tokenizer_files import panics_as_errors
 
 from .parallel_text import (
+    CHUNK,
     HELD_OUT_EVERY,
     HELD_OUT_MOST,
-    PairChunk,
+    Pair,
     ParallelText,
     holds_out_validation,
     join_lines,
@@ -279,11 +280,13 @@ def tokenise(
     findings, digest, written = Findings(), hashlib.sha256(), Counter()
 
     def select_parts() -> Iterator[Part]:
-        for text, chunk in ((each, chunk) for each in texts for chunk in each.chunks()):
-            findings.read += len(chunk.sources)
-            if findings.read % 1_000_000 < len(chunk.sources):
-                say(f"{name}: {findings.read // 1_000_000} million pairs read")
-            yield _select_pairs(chunk, settings, findings, f"{text.name}:" if len(texts) > 1 else "")
+        for text in texts:
+            pairs, prefix = text.pairs(), f"{text.name}:" if len(texts) > 1 else ""
+            while chunk := list(islice(pairs, CHUNK)):
+                findings.read += len(chunk)
+                if findings.read % 1_000_000 < len(chunk):
+                    say(f"{name}: {findings.read // 1_000_000} million pairs read")
+                yield _select_pairs(chunk, settings, findings, prefix)
 
     def encode(part: Part) -> list[list[list[int]]]:
         ids = []
@@ -343,14 +346,14 @@ def _encode_ahead(encode: Callable[[Part], Any], parts: Iterable[Part]) -> Itera
             yield encoding[0], encoding[1].result()
 
 
-def _select_pairs(chunk: PairChunk, settings: TextSettings, findings: Findings, prefix: str) -> Part:
+def _select_pairs(chunk: list[Pair], settings: TextSettings, findings: Findings, prefix: str) -> Part:
     """Return the pairs of a chunk to tokenise, and add the dropped and the changed ones to the findings.
 
     prefix: of line numbers
     """
     dropped, longest = findings.dropped, CHARACTERS_PER_TOKEN * settings.max_length
     pairs, lines = [], []
-    for number, source, target in zip(chunk.lines, chunk.sources, chunk.targets, strict=True):
+    for number, source, target in chunk:
         line = f"{prefix}{number}"
         if source is None or target is None:
             dropped["missing"].add(line)
