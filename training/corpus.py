@@ -24,7 +24,7 @@ import numpy as np
 
 from vaswani_transformer.atomic import atomic_folder, remove
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, name_in_errors
-from vaswani_transformer.files import files_sha256, read_json_object, write_json
+from vaswani_transformer.files import combine_sha256, files_sha256, read_json_object, write_json
 from vaswani_transformer.sentences_vaswani_transformer import choose_cleaning, cleans_itself
 from vaswani_transformer.tokenizer_files import panics_as_errors
 
@@ -43,7 +43,7 @@ from .parallel_text import (
 from .recipe import TextSettings, TokenizerSettings
 from .tokenizer import load_tokenizers, tokenizer_sha256
 
-FORMAT = 2
+FORMAT = 3
 VALIDATION_SHA256 = "validation sha256"  # in the state of a checkpoint
 # The files with their types, in the order of Corpus's fields; ids have the smallest type that the vocabulary allows.
 FILES = {
@@ -203,7 +203,8 @@ def load_corpus(
             about = tokenise(texts, [tokenizer, target_tokenizer or tokenizer], settings, temporary, say)
             if [text.fingerprint() for text in texts] != rules["texts"]:
                 raise InputError(f"{about['name']}: the text has changed while it was read; run the command again")
-            files = {path.name: files_sha256(path) for path in sorted(temporary.iterdir())}
+            files = {name: files_sha256(temporary / name) for name in FILES}
+            about["sha256"] = combine_sha256(files[name] for name in FILES if name != "pairs.hash")
             write_json(temporary / "corpus.json", {**rules, **about, "files": files})
     except OSError:
         if not folder.exists():  # a run that shares the cache may have created it first
@@ -277,7 +278,7 @@ def tokenise(
     nothing = np.array([len(backend.encode("").ids) for backend in backends])
     dtype = np.dtype(np.uint16 if max(map(len, tokenizers)) <= 1 << 16 else np.uint32)
     name = " + ".join(text.name for text in texts)
-    findings, digest, written = Findings(), hashlib.sha256(), Counter()
+    findings, written = Findings(), Counter()
 
     def select_parts() -> Iterator[Part]:
         for text in texts:
@@ -304,10 +305,8 @@ def tokenise(
             lengths = np.array([[len(row) for row in rows] for rows in ids], dtype=np.int32)  # (2, pairs)
             keep = _within_limits(lengths, nothing, part.lines, settings, findings)
             for file, array in _file_parts(part.pairs, ids, lengths, keep, dtype).items():
-                files[file].write(raw := array.tobytes())
+                files[file].write(array.tobytes())
                 written[file] += len(array)
-                if file != "pairs.hash":
-                    digest.update(raw)
             gc.collect(1)  # what readers have left
     kept, source_tokens, target_tokens = (written[file] for file in ("pairs.hash", "source.ids", "target.ids"))
     read, same = findings.read, findings.same
@@ -325,7 +324,6 @@ def tokenise(
         "pairs": kept,
         "tokens": {"source": source_tokens, "target": target_tokens},
         "dtype": dtype.name,
-        "sha256": digest.hexdigest(),
         "dropped": {reason: asdict(lines) for reason, lines in findings.dropped.items()},
         "joined": asdict(findings.joined),
     }
@@ -396,7 +394,7 @@ def _within_limits(
 def _file_parts(
     pairs: list[tuple[str, str]], ids: list[list[list[int]]], lengths: np.ndarray, keep: np.ndarray, dtype: np.dtype
 ) -> dict[str, np.ndarray]:
-    """Return what the kept pairs add to each of FILES, in the order in which tokens and lengths are hashed."""
+    """Return what the kept pairs add to each of FILES."""
     parts = {}
     for side, language in enumerate(("source", "target")):
         parts[f"{language}.ids"] = np.fromiter(chain.from_iterable(compress(ids[side], keep)), dtype)

@@ -27,7 +27,7 @@ from .recipe import EMBEDDED, TextSettings
 from .tables import Row, describe_table, have_columns, is_quoted, read_rows
 from .tmx import read_units
 
-CHUNK = 8192  # pairs in memory at a time; a corpus' sha256 depends on it
+CHUNK = 8192  # pairs in memory at a time
 COMPRESSED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"BZh91AY&SY": "bzip2"}  # by magic
 BINARY = {b"PK\3\4": "a workbook or a zip archive", b"\xd0\xcf\x11\xe0": "a workbook", b"PAR1": "Parquet"}
 HELD_OUT_EVERY, HELD_OUT_MOST = 50, 2000  # pairs, if there is no validation text
