@@ -9,11 +9,10 @@ import gc
 import hashlib
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from itertools import chain, compress, islice
@@ -190,13 +189,16 @@ def load_corpus(
     key = hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16]
     folder = cache / key
     while folder.exists():
-        with suppress(FileNotFoundError), open_folder(folder) as descriptor:  # another run may remove it meanwhile
+        with suppress(FileNotFoundError):  # another run may remove it meanwhile
+            found = folder.stat()
             try:
                 return open_corpus(folder)
             except BrokenFileError as error:
                 say(f"{error}; tokenising again")
-                if os.path.samestat(os.fstat(descriptor), folder.stat()):
-                    remove(folder)  # and not the one that a run that shares the cache has put in its place
+                now = folder.stat()
+                # Not the one that a run that shares the cache has put in its place, perhaps with the same inode.
+                if (found.st_ino, found.st_ctime_ns) == (now.st_ino, now.st_ctime_ns):
+                    remove(folder)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as temporary:
@@ -210,16 +212,6 @@ def load_corpus(
         if not folder.exists():  # a run that shares the cache may have created it first
             raise
     return open_corpus(folder)
-
-
-@contextmanager
-def open_folder(folder: Path) -> Iterator[int]:
-    """Yield a descriptor of a folder; meanwhile no other folder gets its inode."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 @dataclass
