@@ -26,7 +26,7 @@ from typing import Annotated, Any
 import typer
 
 from training.corpus import tokenise
-from training.parallel_text import ParallelText, open_texts
+from training.parallel_text import CHUNK, ParallelText, open_texts
 from training.recipe import load_recipe
 from training.tokenizer import load_for_training
 from vaswani_transformer.lines import read_lines
@@ -86,9 +86,11 @@ def tokenise_alone(text: ParallelText, tokenizer: Any) -> float:
     """Return the seconds that the library takes for both sides of the text."""
     seconds = 0.0
     gc.disable()
-    for chunk in text.chunks():
-        for lines in (chunk.sources, chunk.targets):
-            elapsed, _ = timed(partial(encode, tokenizer, lines), time.perf_counter)
+    pairs = text.pairs()
+    while chunk := list(islice(pairs, CHUNK)):
+        _, *sides = zip(*chunk, strict=True)
+        for lines in sides:
+            elapsed, _ = timed(partial(encode, tokenizer, list(lines)), time.perf_counter)
             seconds += elapsed
     gc.enable()
     return seconds

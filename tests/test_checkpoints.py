@@ -225,7 +225,7 @@ def test_a_full_disk_is_refused_before_anything_is_written(root):
 def test_pruning_keeps_regular_newest_and_best_checkpoints(root):
     for step in (40, 41):
         checkpoints.save_checkpoint(root, step, write_step(step))
-    checkpoints.mark_best(root, 10)
+    checkpoints.write_pointer(root / "best", "step-10")
     checkpoints.prune(root, keep=2, every=10)
     assert names(checkpoints.list_checkpoints(root)) == ["step-41", "step-40", "step-30", "step-10"]
     checkpoints.save_checkpoint(root, 50, write_step(50))

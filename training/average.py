@@ -61,7 +61,3 @@ def average(
 
 def main(arguments: list[str] | None = None) -> None:
     exit_cleanly(app, arguments, name="vaswani-transformer average")
-
-
-if __name__ == "__main__":
-    main()

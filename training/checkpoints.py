@@ -162,7 +162,7 @@ class Checkpointer:
         size = sum(tensor.nbytes for tensor in (*weights.values(), *moments.values()))
         save_checkpoint(self.root, step, fill, size)
         if state["progress"]["best_step"] == step:
-            mark_best(self.root, step)
+            write_pointer(self.root / "best", f"step-{step}")
         prune(self.root, self.settings.keep, self.settings.save_every)
 
     def finish_writing(self) -> None:
@@ -184,7 +184,7 @@ class Checkpointer:
     def mark_best(self, progress: Progress) -> None:
         """Point `best` at the checkpoint of this step if it is the best."""
         if self.network.accelerator.is_main_process and progress.best_step == progress.step:
-            mark_best(self.root, progress.step)
+            write_pointer(self.root / "best", f"step-{progress.step}")
 
     def restore(self) -> Progress:
         """Load the newest intact checkpoint into the model and the optimizer; return the run's progress."""
@@ -241,7 +241,7 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], bytes_
         with atomic_folder(final) as folder:
             write(folder)
             write_manifest(folder, [path for path in folder.rglob("*") if path.is_file()], step=step)
-        _write_pointer(root / "latest", final.name)
+        write_pointer(root / "latest", final.name)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UnavailableError(
@@ -257,11 +257,6 @@ def write_manifest(folder: Path, files: Iterable[Path], **about: Any) -> None:
         for path in sorted(files)
     ]
     write_json(folder / MANIFEST, {**about, "files": entries})
-
-
-def mark_best(root: Path, step: int) -> None:
-    """Point `best` at the checkpoint of this step."""
-    _write_pointer(root / "best", f"step-{step}")
 
 
 def prune(root: Path, keep: int, every: int) -> None:
@@ -338,7 +333,7 @@ def newest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
     """
     for folder in intact_checkpoints(list_checkpoints(root), say):
         if read_pointer(root / "latest") != folder.name:  # killed before it was written, or its folder is damaged
-            _write_pointer(root / "latest", folder.name)
+            write_pointer(root / "latest", folder.name)
         return folder
     if broken := len([*root.glob("step-*.broken")]):
         raise BrokenFileError(f"{root}: all {broken} checkpoints are damaged; start again with --overwrite true")
@@ -367,6 +362,6 @@ def intact_checkpoints(folders: list[Path], say: Callable[[str], None]) -> Itera
             yield folder
 
 
-def _write_pointer(pointer: Path, name: str) -> None:
+def write_pointer(pointer: Path, name: str) -> None:
     with atomic_file(pointer) as file:
         file.write(f"{name}\n".encode())

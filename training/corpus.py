@@ -9,14 +9,13 @@ import gc
 import hashlib
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
-from itertools import chain, compress
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,14 +23,15 @@ import numpy as np
 
 from vaswani_transformer.atomic import atomic_folder, remove
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, name_in_errors
-from vaswani_transformer.files import files_sha256, read_json_object, write_json
+from vaswani_transformer.files import combine_sha256, files_sha256, read_json_object, write_json
 from vaswani_transformer.sentences_vaswani_transformer import choose_cleaning, cleans_itself
 from vaswani_transformer.tokenizer_files import panics_as_errors
 
 from .parallel_text import (
+    CHUNK,
     HELD_OUT_EVERY,
     HELD_OUT_MOST,
-    PairChunk,
+    Pair,
     ParallelText,
     holds_out_validation,
     join_lines,
@@ -42,7 +42,7 @@ from .parallel_text import (
 from .recipe import TextSettings, TokenizerSettings
 from .tokenizer import load_tokenizers, tokenizer_sha256
 
-FORMAT = 2
+FORMAT = 3
 VALIDATION_SHA256 = "validation sha256"  # in the state of a checkpoint
 # The files with their types, in the order of Corpus's fields; ids have the smallest type that the vocabulary allows.
 FILES = {
@@ -189,35 +189,29 @@ def load_corpus(
     key = hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16]
     folder = cache / key
     while folder.exists():
-        with suppress(FileNotFoundError), open_folder(folder) as descriptor:  # another run may remove it meanwhile
+        with suppress(FileNotFoundError):  # another run may remove it meanwhile
+            found = folder.stat()
             try:
                 return open_corpus(folder)
             except BrokenFileError as error:
                 say(f"{error}; tokenising again")
-                if os.path.samestat(os.fstat(descriptor), folder.stat()):
-                    remove(folder)  # and not the one that a run that shares the cache has put in its place
+                now = folder.stat()
+                # Not the one that a run that shares the cache has put in its place, perhaps with the same inode.
+                if (found.st_ino, found.st_ctime_ns) == (now.st_ino, now.st_ctime_ns):
+                    remove(folder)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as temporary:
             about = tokenise(texts, [tokenizer, target_tokenizer or tokenizer], settings, temporary, say)
             if [text.fingerprint() for text in texts] != rules["texts"]:
                 raise InputError(f"{about['name']}: the text has changed while it was read; run the command again")
-            files = {path.name: files_sha256(path) for path in sorted(temporary.iterdir())}
+            files = {name: files_sha256(temporary / name) for name in FILES}
+            about["sha256"] = combine_sha256(files[name] for name in FILES if name != "pairs.hash")
             write_json(temporary / "corpus.json", {**rules, **about, "files": files})
     except OSError:
         if not folder.exists():  # a run that shares the cache may have created it first
             raise
     return open_corpus(folder)
-
-
-@contextmanager
-def open_folder(folder: Path) -> Iterator[int]:
-    """Yield a descriptor of a folder; meanwhile no other folder gets its inode."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 @dataclass
@@ -276,14 +270,16 @@ def tokenise(
     nothing = np.array([len(backend.encode("").ids) for backend in backends])
     dtype = np.dtype(np.uint16 if max(map(len, tokenizers)) <= 1 << 16 else np.uint32)
     name = " + ".join(text.name for text in texts)
-    findings, digest, written = Findings(), hashlib.sha256(), Counter()
+    findings, written = Findings(), Counter()
 
     def select_parts() -> Iterator[Part]:
-        for text, chunk in ((each, chunk) for each in texts for chunk in each.chunks()):
-            findings.read += len(chunk.sources)
-            if findings.read % 1_000_000 < len(chunk.sources):
-                say(f"{name}: {findings.read // 1_000_000} million pairs read")
-            yield _select_pairs(chunk, settings, findings, f"{text.name}:" if len(texts) > 1 else "")
+        for text in texts:
+            pairs, prefix = text.pairs(), f"{text.name}:" if len(texts) > 1 else ""
+            while chunk := list(islice(pairs, CHUNK)):
+                findings.read += len(chunk)
+                if findings.read % 1_000_000 < len(chunk):
+                    say(f"{name}: {findings.read // 1_000_000} million pairs read")
+                yield _select_pairs(chunk, settings, findings, prefix)
 
     def encode(part: Part) -> list[list[list[int]]]:
         ids = []
@@ -301,10 +297,8 @@ def tokenise(
             lengths = np.array([[len(row) for row in rows] for rows in ids], dtype=np.int32)  # (2, pairs)
             keep = _within_limits(lengths, nothing, part.lines, settings, findings)
             for file, array in _file_parts(part.pairs, ids, lengths, keep, dtype).items():
-                files[file].write(raw := array.tobytes())
+                files[file].write(array.tobytes())
                 written[file] += len(array)
-                if file != "pairs.hash":
-                    digest.update(raw)
             gc.collect(1)  # what readers have left
     kept, source_tokens, target_tokens = (written[file] for file in ("pairs.hash", "source.ids", "target.ids"))
     read, same = findings.read, findings.same
@@ -322,7 +316,6 @@ def tokenise(
         "pairs": kept,
         "tokens": {"source": source_tokens, "target": target_tokens},
         "dtype": dtype.name,
-        "sha256": digest.hexdigest(),
         "dropped": {reason: asdict(lines) for reason, lines in findings.dropped.items()},
         "joined": asdict(findings.joined),
     }
@@ -343,14 +336,14 @@ def _encode_ahead(encode: Callable[[Part], Any], parts: Iterable[Part]) -> Itera
             yield encoding[0], encoding[1].result()
 
 
-def _select_pairs(chunk: PairChunk, settings: TextSettings, findings: Findings, prefix: str) -> Part:
+def _select_pairs(chunk: list[Pair], settings: TextSettings, findings: Findings, prefix: str) -> Part:
     """Return the pairs of a chunk to tokenise, and add the dropped and the changed ones to the findings.
 
     prefix: of line numbers
     """
     dropped, longest = findings.dropped, CHARACTERS_PER_TOKEN * settings.max_length
     pairs, lines = [], []
-    for number, source, target in zip(chunk.lines, chunk.sources, chunk.targets, strict=True):
+    for number, source, target in chunk:
         line = f"{prefix}{number}"
         if source is None or target is None:
             dropped["missing"].add(line)
@@ -393,7 +386,7 @@ def _within_limits(
 def _file_parts(
     pairs: list[tuple[str, str]], ids: list[list[list[int]]], lengths: np.ndarray, keep: np.ndarray, dtype: np.dtype
 ) -> dict[str, np.ndarray]:
-    """Return what the kept pairs add to each of FILES, in the order in which tokens and lengths are hashed."""
+    """Return what the kept pairs add to each of FILES."""
     parts = {}
     for side, language in enumerate(("source", "target")):
         parts[f"{language}.ids"] = np.fromiter(chain.from_iterable(compress(ids[side], keep)), dtype)

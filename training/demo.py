@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.exit import exit_cleanly, print_error
+from vaswani_transformer.exit import exit_cleanly, print_error, signal_handlers
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.programs import safe_environment
 
@@ -151,13 +151,10 @@ def run(*words: str | Path) -> None:
     """Print a command and run it. Raises SystemExit with its exit code if it fails."""
     print(f"$ {command_line(*words)}", flush=True)
     # Ctrl-C also reaches the command, which may still save a checkpoint: wait for it.
-    previous = signal.signal(signal.SIGINT, lambda *_: None)
-    try:
+    with signal_handlers({signal.SIGINT: lambda *_: None}):
         command = [sys.executable, "-m", "vaswani_transformer", *map(str, words)]
         code = subprocess.run(command, env=safe_environment(), check=False).returncode
-        code = code if code >= 0 else 128 - code
-    finally:
-        signal.signal(signal.SIGINT, previous)
+    code = code if code >= 0 else 128 - code
     if code == 130:
         print_error("\nRun the same command again to resume.")
     if code:

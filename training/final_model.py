@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from vaswani_transformer.atomic import atomic_file, move_files, remove, temporary_path
-from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, name_in_errors
-from vaswani_transformer.files import check_inside, check_readable, read_json_object
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.files import check_inside, read_json_object
 from vaswani_transformer.model_folder import (
     CODE_FILES,
     FIXED_ENTRIES,
@@ -26,24 +26,17 @@ from vaswani_transformer.training_run import METRICS, curve_figure, read_curves
 from . import checkpoints
 from .checkpoints import Progress
 from .recipe import CheckpointSettings, differences
-from .tensors import not_finite, save_tensors
+from .tensors import save_tensors
 
 
 def list_other_files(folder: Path) -> list[str]:
-    """Return the names of a model folder's other files, config.json first and the model's code last."""
-    return [name for name in (*SETTINGS_FILES, MANIFEST, *CODE_FILES) if (folder / name).is_file()]
+    """Return the names of the files that a model folder has besides the weights and the manifest, config.json first."""
+    return [name for name in (*SETTINGS_FILES, *CODE_FILES) if (folder / name).is_file()]
 
 
 def average_weights(folders: list[Path]) -> dict[str, torch.Tensor]:
-    """Return the mean of each tensor over the model folders, summed in float64."""
-    files = []
-    for folder in folders:
-        check_readable(folder / WEIGHTS)
-        try:
-            with name_in_errors(folder / WEIGHTS):
-                files.append(safe_open(folder / WEIGHTS, framework="pt"))
-        except (OSError, SafetensorError) as error:
-            raise BrokenFileError(f"{folder / WEIGHTS} cannot be read: {error}") from error
+    """Return the mean of each tensor over the model folders, which have been checked, summed in float64."""
+    files = [safe_open(folder / WEIGHTS, framework="pt") for folder in folders]
     shapes = [{name: file.get_slice(name).get_shape() for name in file.keys()} for file in files]  # noqa: SIM118
     for folder, found in zip(folders, shapes, strict=True):
         if found != shapes[0]:
@@ -53,10 +46,7 @@ def average_weights(folders: list[Path]) -> dict[str, torch.Tensor]:
             )
     averaged = {}
     for name in sorted(shapes[0]):
-        first, *others = tensors = [file.get_tensor(name) for file in files]
-        for folder, tensor in zip(folders, tensors, strict=True):
-            if not_finite({name: tensor}) is not None:
-                raise BrokenFileError(f"{folder / WEIGHTS}: {name} contains NaN or infinity; leave this model out")
+        first, *others = [file.get_tensor(name) for file in files]
         total = first.double()
         for other in others:
             total += other
@@ -86,10 +76,9 @@ def write_model(folders: list[Path], model: Path, **about: Any) -> None:
                     raise InputError(f"{path} differs from {paths[-1]}; such models cannot be averaged")
     save_tensors(average_weights(folders), model / WEIGHTS)
     for name in list_other_files(folders[-1]):
-        if name != MANIFEST:
-            check_inside(folders[-1] / name, folders[-1])  # the content that a link leads to would be copied
-            (model / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(folders[-1] / name, model / name)
+        check_inside(folders[-1] / name, folders[-1])  # the content that a link leads to would be copied
+        (model / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(folders[-1] / name, model / name)
     # Without the settings, which users may edit.
     files = [model / WEIGHTS, *model.rglob("tokenizer.json")]
     checkpoints.write_manifest(model, files, average_of=[folder.name for folder in folders], **about)
@@ -101,7 +90,7 @@ def write_model_folder(folders: list[Path], output: Path) -> None:
         temporary.mkdir()
         write_model(folders, temporary)
         remove(output / MANIFEST)  # it describes the files that are replaced now
-        move_files([WEIGHTS, *reversed(list_other_files(temporary))], temporary, output)
+        move_files([WEIGHTS, MANIFEST, *reversed(list_other_files(temporary))], temporary, output)
 
 
 def is_average_of(folders: list[Path], output: Path) -> bool:

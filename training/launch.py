@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import yaml
 
 from vaswani_transformer.errors import BrokenFileError, UnavailableError, one_line
-from vaswani_transformer.exit import FIRST_ERROR, end_now, print_error
+from vaswani_transformer.exit import FIRST_ERROR, end_now, print_error, signal_handlers
 from vaswani_transformer.programs import safe_environment
 
 # Set when `launch` names a precision only because Accelerate requires one. Training then uses the precision of the
@@ -87,16 +87,9 @@ def launch(arguments: list[str], processes: int | None) -> int:
     # A process group of its own: Ctrl-C in a terminal then reaches the program once, forwarded from here. A second
     # SIGINT would end it without saving.
     child = subprocess.Popen([*command, "-m", str(__package__), *arguments], env=environment, process_group=0)
-    previous = {
-        number: signal.signal(number, lambda number, _: child.send_signal(number))
-        for number in FORWARDED_SIGNALS
-        if signal.getsignal(number) is not signal.SIG_IGN  # nohup
-    }
-    try:
+    numbers = [number for number in FORWARDED_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+    with signal_handlers(dict.fromkeys(numbers, lambda number, _: child.send_signal(number))):
         code = child.wait()
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
     return code if code >= 0 else 128 - code
 
 

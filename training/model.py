@@ -37,7 +37,7 @@ FIELDS_OF_TOKENIZERS = {
 def check_model_fields(settings: ModelSettings) -> None:
     """Raise InputError for a key of `model` that is not a config field, and for a value that is always wrong.
 
-    `model_config` checks the values again, with those of the tokenizer or of initial_weights.
+    Call it first: `model_config` needs the tokenizer, and reading the text may take an hour.
     """
     known = [field.name for field in dataclasses.fields(VaswaniTransformerConfig)]
     for key in settings.model:
@@ -60,7 +60,6 @@ def model_config(
     vocabulary, target_vocabulary: sizes of the tokenizers; None if both languages share one.
     ids: the config fields for control tokens. Raises InputError naming the field.
     """
-    check_model_fields(settings)
     sizes: dict[str, Any] = {"vocab_size": vocabulary, **(ids or {})}
     if target_vocabulary is not None:
         sizes |= {"decoder_vocab_size": target_vocabulary, "share_encoder_decoder_embeddings": False}

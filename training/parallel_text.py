@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby, islice, zip_longest
+from itertools import chain, count, islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 from zlib import crc32
@@ -27,19 +27,14 @@ from .recipe import EMBEDDED, TextSettings
 from .tables import Row, describe_table, have_columns, is_quoted, read_rows
 from .tmx import read_units
 
-CHUNK = 8192  # pairs in memory at a time; a corpus' sha256 depends on it
+CHUNK = 8192  # pairs in memory at a time
 COMPRESSED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"BZh91AY&SY": "bzip2"}  # by magic
 BINARY = {b"PK\3\4": "a workbook or a zip archive", b"\xd0\xcf\x11\xe0": "a workbook", b"PAR1": "Parquet"}
 HELD_OUT_EVERY, HELD_OUT_MOST = 50, 2000  # pairs, if there is no validation text
 
 
-@dataclass(frozen=True)
-class PairChunk:
-    """Consecutive pairs of a text as they are in the file, see `join_lines`; None is no text in a language."""
-
-    lines: Sequence[int]  # the number of each pair's first line
-    sources: Sequence[str | None]
-    targets: Sequence[str | None]
+# The number of its first line, source and target as they are in the file, see `join_lines`; None is no text.
+Pair = tuple[int, str | None, str | None]
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,7 @@ class ParallelText:
     """A text in two languages that can be read repeatedly."""
 
     name: str
-    chunks: Callable[[], Iterator[PairChunk]]
+    pairs: Callable[[], Iterator[Pair]]
     fingerprint: Callable[[], str]  # different for another text or direction
     files: tuple[Path, ...] = ()  # the user's, which no output may replace
 
@@ -96,23 +91,13 @@ def _part(text: ParallelText, held_out: bool) -> ParallelText:
     def is_held_out(index: int) -> bool:
         return index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 and index < end
 
-    def chunks() -> Iterator[PairChunk]:
-        read = 0
-        for chunk in text.chunks():
-            rows = range(len(chunk.sources))
-            for wanted, run in groupby(rows, key=lambda row: is_held_out(read + row) == held_out):
-                if wanted:
-                    consecutive = list(run)
-                    part = slice(consecutive[0], consecutive[-1] + 1)
-                    yield PairChunk(chunk.lines[part], chunk.sources[part], chunk.targets[part])
-            read += len(chunk.sources)
-            if held_out and read >= end:
-                return
+    def pairs() -> Iterator[Pair]:
+        for index, pair in enumerate(islice(text.pairs(), end if held_out else None)):
+            if is_held_out(index) == held_out:
+                yield pair
 
     kind = "only" if held_out else "without"
-    return replace(
-        text, chunks=chunks, fingerprint=lambda: f"{text.fingerprint()} {kind} every {HELD_OUT_EVERY}th pair"
-    )
+    return replace(text, pairs=pairs, fingerprint=lambda: f"{text.fingerprint()} {kind} every {HELD_OUT_EVERY}th pair")
 
 
 def _with_capitals(text: ParallelText, share: float, languages: tuple[str, str]) -> ParallelText:
@@ -123,22 +108,18 @@ def _with_capitals(text: ParallelText, share: float, languages: tuple[str, str])
     """
     changes = {b"capitals": write_capitals, b"title case": write_title_case}
 
-    def copies(chunk: PairChunk) -> Iterator[Pair]:
-        for line, *pair in zip(chunk.lines, chunk.sources, chunk.targets, strict=True):
-            source, target = map(join_lines, pair)
+    def pairs() -> Iterator[Pair]:
+        for pair in text.pairs():
+            yield pair
+            line, source, target = pair[0], *map(join_lines, pair[1:])
             for name, change in changes.items():
                 if crc32(f"{source}\t{target}".encode(), crc32(name)) < share * 2**32:
                     copy = change(source, languages[0])
                     if target and copy != source:
                         yield line, copy, change(target, languages[1])
 
-    def chunks() -> Iterator[PairChunk]:
-        for chunk in text.chunks():
-            yield chunk
-            yield from _chunks(copies(chunk))
-
     name = f"{text.name} and {share:g} in capitals"
-    return ParallelText(name, chunks, lambda: f"{text.fingerprint()} capitals {share} {languages}")
+    return ParallelText(name, pairs, lambda: f"{text.fingerprint()} capitals {share} {languages}")
 
 
 def join_lines(text: str | None) -> str:
@@ -151,22 +132,19 @@ def join_lines(text: str | None) -> str:
 
 def read_sentences(texts: Iterable[ParallelText]) -> tuple[list[str], list[str]]:
     """Read all sources and targets of parallel texts, cleaned."""
-    sources, targets = [], []
-    for chunk in (chunk for text in texts for chunk in text.chunks()):
-        sources += map(join_lines, chunk.sources)
-        targets += map(join_lines, chunk.targets)
-    return sources, targets
+    pairs = [pair for text in texts for pair in text.pairs()]
+    return [join_lines(source) for _, source, _ in pairs], [join_lines(target) for _, _, target in pairs]
 
 
 def count_pairs(texts: Iterable[ParallelText]) -> int:
-    return sum(len(chunk.sources) for text in texts for chunk in text.chunks())
+    return sum(1 for text in texts for _ in text.pairs())
 
 
 def text_lines(texts: list[ParallelText]) -> Iterator[str]:
     """Yield both sides of all pairs, as training text for a tokenizer."""
     for text in texts:
-        for chunk in text.chunks():
-            yield from filter(None, map(join_lines, chain(chunk.sources, chunk.targets)))
+        for _, *pair in text.pairs():
+            yield from filter(None, map(join_lines, pair))
 
 
 # ---- text files --------------------------------------------------------------------------------------------------
@@ -190,7 +168,7 @@ def open_two_files(settings: TextSettings, name: str) -> ParallelText:
     return ParallelText(name, lambda: _read_two_files(*files), lambda: files_sha256(*files), files)
 
 
-def _read_two_files(source: Path, target: Path) -> Iterator[PairChunk]:
+def _read_two_files(source: Path, target: Path) -> Iterator[Pair]:
     blocks = [_blocks(path) for path in (source, target)]
     read = 0
     for pair in zip_longest(*blocks, fillvalue=[]):
@@ -200,7 +178,7 @@ def _read_two_files(source: Path, target: Path) -> Iterator[PairChunk]:
                 f"{source} has {counts[0]} lines, {target} has {counts[1]}: line n of one must be the translation "
                 f"of line n of the other"
             )
-        yield PairChunk(range(read + 1, read + 1 + len(pair[0])), *pair)
+        yield from zip(count(read + 1), *pair)
         read += len(pair[0])
 
 
@@ -223,9 +201,7 @@ def open_jsonl(settings: TextSettings, name: str) -> ParallelText:
                 columns[keys] = found
             yield number, *_pick_texts(list(record.values()), keys, columns[keys], settings.languages, place)
 
-    return ParallelText(
-        name, lambda: _chunks(read_pairs()), lambda: f"{files_sha256(path)} {settings.languages}", (path,)
-    )
+    return ParallelText(name, read_pairs, lambda: f"{files_sha256(path)} {settings.languages}", (path,))
 
 
 JSON_LINES = "write one object on each line; of an array: jq -c '.[]'"
@@ -285,18 +261,10 @@ def open_tmx(settings: TextSettings, name: str) -> ParallelText:
 
     return ParallelText(
         name,
-        lambda: _chunks(read_pairs()),
+        read_pairs,
         lambda: f"{files_sha256(path)} {languages} {'with codes' if settings.keep_codes else ''}",
         (path,),
     )
-
-
-Pair = tuple[int, str | None, str | None]  # the number of its first line, source and target
-
-
-def _chunks(pairs: Iterator[Pair]) -> Iterator[PairChunk]:
-    while part := list(islice(pairs, CHUNK)):
-        yield PairChunk(*zip(*part, strict=True))
 
 
 def _blocks(path: Path) -> Iterator[list[str]]:
@@ -385,7 +353,7 @@ def _open_table(settings: TextSettings, name: str, path: Path, delimiter: str, q
             else:
                 yield number, *_pick_texts(cells, table.labels, table.columns, languages, place)
 
-    return ParallelText(name, lambda: _chunks(read_pairs()), lambda: f"{files_sha256(path)} {tuple(table)}", (path,))
+    return ParallelText(name, read_pairs, lambda: f"{files_sha256(path)} {tuple(table)}", (path,))
 
 
 def _rows(path: Path, delimiter: str, quoted: bool) -> Iterator[Row]:
@@ -403,12 +371,11 @@ def open_embedded(settings: TextSettings, split: str) -> ParallelText:
     if sorted(languages) != ["de", "en"]:
         raise InputError(f"the embedded corpus is English and German (en, de), not {' to '.join(languages)}")
 
-    def chunks() -> Iterator[PairChunk]:
-        _, english, german = zip(*demo_corpus.load(split), strict=True)
-        texts = {"en": list(english), "de": list(german)}
-        yield PairChunk(range(1, len(english) + 1), *(texts[language] for language in languages))
+    def pairs() -> Iterator[Pair]:
+        for number, (_, english, german) in enumerate(demo_corpus.load(split), start=1):
+            yield (number, english, german) if languages[0] == "en" else (number, german, english)
 
-    return ParallelText(split, chunks, lambda: f"{split} {languages} {files_sha256(demo_corpus.PATH)}")
+    return ParallelText(split, pairs, lambda: f"{split} {languages} {files_sha256(demo_corpus.PATH)}")
 
 
 # ---- datasets ----------------------------------------------------------------------------------------------------
@@ -447,9 +414,7 @@ def open_dataset(settings: TextSettings, split: str) -> ParallelText:
                 number += 1
                 yield number, *_pick_texts(row, labels, columns, languages, f"{where}, row {number}")
 
-    return ParallelText(
-        f"{settings.dataset}/{split}", lambda: _chunks(read_pairs()), lambda: f"{fingerprint} {languages}"
-    )
+    return ParallelText(f"{settings.dataset}/{split}", read_pairs, lambda: f"{fingerprint} {languages}")
 
 
 def _load_split(settings: TextSettings, split: str) -> tuple[Any, str]:

@@ -38,7 +38,3 @@ def plan(
 
 def main(arguments: list[str] | None = None) -> None:
     exit_cleanly(app, arguments, name="vaswani-transformer plan")
-
-
-if __name__ == "__main__":
-    main()

@@ -129,17 +129,15 @@ def claim_output(output: Path, record: dict[str, Any], settings: Settings, say: 
         for name in TOKENIZER_FILES:  # a start that was interrupted may have trained it on another text
             (output / name).unlink(missing_ok=True)
         write_json(path, record)
-        keep_conversion(output, settings)
-
-
-def keep_conversion(output: Path, settings: Settings) -> None:
-    """Copy what converting a fine-tuned model back to its toolkit needs, if it keeps the tokenizer of its weights."""
-    if settings.model.initial_weights is not None and settings.tokenizer.tokenizer is None:
-        copy_conversion(find_folder(settings.model.initial_weights), output)
+        if settings.model.initial_weights is not None and settings.tokenizer.tokenizer is None:  # that of the weights
+            copy_conversion(find_folder(settings.model.initial_weights), output)
 
 
 def copy_conversion(folder: Path, output: Path) -> None:
-    """Copy the records of the conversion that wrote a model folder, if one did: its languages, and the way back."""
+    """Copy the records of the conversion that wrote a model folder, if one did: its languages, and the way back.
+
+    Converting a fine-tuned model back to its toolkit needs them.
+    """
     for path in (folder / CONVERSION_NOTES, folder / CONVERSION_RECORD, *(folder / ORIGINALS).rglob("*")):
         check_inside(path, folder)  # the content that a link leads to would be copied
     for name in (CONVERSION_NOTES, CONVERSION_RECORD):

@@ -7,13 +7,13 @@ highest reason, save a checkpoint together and end.
 
 import os
 import signal
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from enum import IntEnum
-from typing import Any
 
 import torch
 from torch import distributed
+
+from vaswani_transformer.exit import signal_handlers
 
 from .checkpoints import Progress
 from .recipe import LimitSettings
@@ -51,7 +51,7 @@ class Signals:
         numbers = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
             numbers.append(signal.SIGHUP)
-        return _handlers(dict.fromkeys(numbers, self._handle))
+        return signal_handlers(dict.fromkeys(numbers, self._handle))
 
     def _handle(self, number: int, frame: object) -> None:
         reason = StopReason[signal.Signals(number).name]
@@ -66,17 +66,7 @@ def default_signal_handlers() -> AbstractContextManager[None]:
     The tokenizers library swallows exceptions raised in Python handlers.
     """
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    return _handlers({n: signal.SIG_DFL for n in numbers if signal.getsignal(n) is not signal.SIG_IGN})  # nohup
-
-
-@contextmanager
-def _handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
-    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    return signal_handlers({n: signal.SIG_DFL for n in numbers if signal.getsignal(n) is not signal.SIG_IGN})  # nohup
 
 
 def limit_reached(settings: LimitSettings, total_steps: int, progress: Progress) -> bool:

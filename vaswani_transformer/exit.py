@@ -10,7 +10,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -55,32 +56,29 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = remove_debug(arguments)
     prepare_streams()
-    previous = exit_on_signals()
-    try:
-        code = command(
-            args=arguments, prog_name=name, standalone_mode=False, help_option_names=["-h", "--help"],
-            token_normalize_func=with_hyphens,
-        )  # fmt: skip
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except SystemExit as stop:
-        if not isinstance(stop.__context__, BrokenPipeError):
-            raise
-        discard_output(1)  # typer turns a closed pipe into exit code 1
-        return
-    except BrokenPipeError:  # the reader of stdout has closed it (`| head`)
-        discard_output(1)
-        return
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    except BaseException as error:  # a panic of a library in Rust is no Exception
-        if debug:
-            print_error(traceback.format_exc().rstrip())
-        report(error, name)
-        raise SystemExit(explain(error)[0]) from None
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    with exit_on_signals():
+        try:
+            code = command(
+                args=arguments, prog_name=name, standalone_mode=False, help_option_names=["-h", "--help"],
+                token_normalize_func=with_hyphens,
+            )  # fmt: skip
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except SystemExit as stop:
+            if not isinstance(stop.__context__, BrokenPipeError):
+                raise
+            discard_output(1)  # typer turns a closed pipe into exit code 1
+            return
+        except BrokenPipeError:  # the reader of stdout has closed it (`| head`)
+            discard_output(1)
+            return
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        except BaseException as error:  # a panic of a library in Rust is no Exception
+            if debug:
+                print_error(traceback.format_exc().rstrip())
+            report(error, name)
+            raise SystemExit(explain(error)[0]) from None
     if code == INTERRUPTED:  # typer returns it instead of raising
         print_error("interrupted")
     if isinstance(code, int) and code != 0:
@@ -143,16 +141,27 @@ def claim_report(error: BaseException) -> bool:
     return True
 
 
-def exit_on_signals() -> dict[int, Any]:
-    """Make SIGINT, SIGTERM and SIGHUP end the program, and return the handlers that were replaced.
+def exit_on_signals() -> AbstractContextManager[object]:
+    """Make SIGINT, SIGTERM and SIGHUP end the program meanwhile.
 
     A signal that the parent ignores (nohup), or that has another handler, keeps it.
     """
     if threading.current_thread() is not threading.main_thread():
-        return {}
+        return nullcontext()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     defaults = (signal.SIG_DFL, signal.default_int_handler)
-    return {number: signal.signal(number, end_now) for number in numbers if signal.getsignal(number) in defaults}
+    return signal_handlers({number: end_now for number in numbers if signal.getsignal(number) in defaults})
+
+
+@contextmanager
+def signal_handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
+    """Handle these signals in this way, and restore the previous handlers at the end."""
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def end_now(number: int, frame: FrameType | None = None) -> NoReturn:

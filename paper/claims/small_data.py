@@ -47,11 +47,10 @@ def measure_small_data(setting: Setting) -> Measurements:
 def write_first_pairs(setting: Setting, count: int) -> tuple[int, Path]:
     """Write the first training pairs and the development text; return the number of training pairs and the folder."""
     recipe = load_recipe(RECIPE, setting.options)
-    chunks = chain.from_iterable(text.chunks() for text in open_texts(recipe, recipe.train))
-    pairs = chain.from_iterable(zip(chunk.sources, chunk.targets, strict=True) for chunk in chunks)
+    pairs = chain.from_iterable(text.pairs() for text in open_texts(recipe, recipe.train))
     folder = setting.runs / f"first-{count}"
     folder.mkdir(parents=True, exist_ok=True)
-    chosen = [(source or "", target or "") for source, target in islice(pairs, count)]
+    chosen = [(source or "", target or "") for _, source, target in islice(pairs, count)]
     development = list(zip(setting.development.sources, setting.development.references, strict=True))
     for name, text in (("train", chosen), ("val", development)):
         for side, language in enumerate(recipe.languages):
