@@ -352,11 +352,12 @@ def test_carriage_returns_alone_end_no_line(read, name):
 
 def test_copies_of_the_source_are_reported(tmp_path):
     """The same file for both languages, or a memory in which nothing has been translated."""
-    (tmp_path / "a.txt").write_text("one two\nthree\nfour five\n")
+    too_long = "x" * 260  # in tokens, not yet in characters
+    (tmp_path / "a.txt").write_text(f"one two\nthree\n{too_long}\nfour five\n")
     tokenizer, said = train_tokenizer([*ENGLISH, *GERMAN], 270), []
     recipe = load_recipe(None, {"data": str(tmp_path)})
     load_corpus(open_texts(recipe, ["a.txt,a.txt"]), tokenizer, recipe, tmp_path / "cache", said.append)
-    assert "source and target are the same text in 3 of 3 pairs (lines 1, 2, 3)" in said[1]
+    assert "source and target are the same text in 3 of 3 pairs (lines 1, 2, 4)" in said[1]
 
 
 # --- capitals ------------------------------------------------------------------------------------------------------

@@ -239,7 +239,7 @@ class Findings:
         default_factory=lambda: {reason: Lines() for reason in ("empty", "missing", "too long", "length ratio")}
     )
     joined: Lines = field(default_factory=Lines)  # pairs with a line break inside a text
-    same: Lines = field(default_factory=Lines)  # pairs with the same text on both sides
+    same: Lines = field(default_factory=Lines)  # kept pairs with the same text on both sides
 
     def __str__(self) -> str:
         report = "".join(f"; dropped {d.count} {reason} ({d})" for reason, d in self.dropped.items() if d.count)
@@ -296,6 +296,9 @@ def tokenise(
         for part, ids in _encode_ahead(encode, select_parts()):
             lengths = np.array([[len(row) for row in rows] for rows in ids], dtype=np.int32)  # (2, pairs)
             keep = _within_limits(lengths, nothing, part.lines, settings, findings)
+            for line, (source, target), is_kept in zip(part.lines, part.pairs, keep, strict=True):
+                if is_kept and source == target:
+                    findings.same.add(line)
             for file, array in _file_parts(part.pairs, ids, lengths, keep, dtype).items():
                 files[file].write(array.tobytes())
                 written[file] += len(array)
@@ -358,8 +361,6 @@ def _select_pairs(chunk: list[Pair], settings: TextSettings, findings: Findings,
         if len(source) > longest or len(target) > longest:
             dropped["too long"].add(line)
             continue
-        if source == target:
-            findings.same.add(line)
         pairs.append((source, target))
         lines.append(line)
     return Part(pairs, lines)
