@@ -60,25 +60,29 @@ def compute_walk(
     check_choice("layer", layer, len(stack.layers))
     attention = getattr(stack.layers[layer - 1], "cross_attn" if kind == "cross" else "self_attn")
     check_choice("head", head, attention.q_proj.out_features // attention.d_k)
-    seen: dict[nn.Module, Tensor] = {}
-    projections = [getattr(attention, f"{name}_proj") for name in "qkv"]
-    # Keep the outputs of the last forward pass, the one over the whole sentence.
-    with register_module_forward_hook(lambda module, _inputs, output: seen.update({module: output})):
+    weights = [getattr(attention, f"{name}_proj").weight for name in "qkv"]
+    seen: dict[Tensor, Tensor] = {}
+
+    def keep(module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        # By weight, since a copy of the model computes the maps; of the last pass, the one over the whole sentence.
+        if isinstance(module, nn.Linear):
+            seen[module.weight] = output
+
+    with register_module_forward_hook(keep):
         maps = attention_maps(model, translator.tokenizer, source, target, translator.target_tokenizer)
     sizes = (attention.d_k, attention.d_k, attention.d_v)
     query, key, value = (
-        split_heads(seen[projection], size)[0, head - 1].float().cpu()
-        for projection, size in zip(projections, sizes, strict=True)
+        split_heads(seen[weight], size)[0, head - 1].float().cpu() for weight, size in zip(weights, sizes, strict=True)
     )
     allowed = torch.ones(len(query), len(key), dtype=torch.bool)
     if kind == "decoder":
         allowed = allowed.tril()
     scores = query @ key.T
     scaled = scores * attention.scaling
-    output, weights = scaled_dot_product_attention(query, key, value, allowed)
+    output, probabilities = scaled_dot_product_attention(query, key, value, allowed)
     values = {
         "Q": query, "K": key, "V": value, "Q K^T": scores, "Q K^T / sqrt(d_k)": scaled,
-        "mask": scaled.masked_fill(~allowed, -torch.inf), "softmax": weights, "softmax V": output,
+        "mask": scaled.masked_fill(~allowed, -torch.inf), "softmax": probabilities, "softmax V": output,
     }  # fmt: skip
     return values, maps
 
