@@ -252,6 +252,7 @@ class Part(NamedTuple):
 
     pairs: list[tuple[str, str]]
     lines: list[str]
+    same: list[int]  # indices of the pairs with the same text on both sides
 
 
 def tokenise(
@@ -296,9 +297,9 @@ def tokenise(
         for part, ids in _encode_ahead(encode, select_parts()):
             lengths = np.array([[len(row) for row in rows] for rows in ids], dtype=np.int32)  # (2, pairs)
             keep = _within_limits(lengths, nothing, part.lines, settings, findings)
-            for line, (source, target), is_kept in zip(part.lines, part.pairs, keep, strict=True):
-                if is_kept and source == target:
-                    findings.same.add(line)
+            for place in part.same:
+                if keep[place]:
+                    findings.same.add(part.lines[place])
             for file, array in _file_parts(part.pairs, ids, lengths, keep, dtype).items():
                 files[file].write(array.tobytes())
                 written[file] += len(array)
@@ -345,7 +346,7 @@ def _select_pairs(chunk: list[Pair], settings: TextSettings, findings: Findings,
     prefix: of line numbers
     """
     dropped, longest = findings.dropped, CHARACTERS_PER_TOKEN * settings.max_length
-    pairs, lines = [], []
+    pairs, lines, same = [], [], []
     for number, source, target in chunk:
         line = f"{prefix}{number}"
         if source is None or target is None:
@@ -361,9 +362,11 @@ def _select_pairs(chunk: list[Pair], settings: TextSettings, findings: Findings,
         if len(source) > longest or len(target) > longest:
             dropped["too long"].add(line)
             continue
+        if source == target:
+            same.append(len(pairs))
         pairs.append((source, target))
         lines.append(line)
-    return Part(pairs, lines)
+    return Part(pairs, lines, same)
 
 
 def _within_limits(
