@@ -1,6 +1,7 @@
 """`forced_bos_token_id`, with which every translation begins: generate(), Translator and ONNX give the same ones."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +87,18 @@ def test_the_pipeline_and_forced_decoding_give_the_scores_of_the_search(tmp_path
         assert log_probabilities[0] == 0 > log_probabilities[1]
 
 
-def test_a_graph_of_another_token_is_refused(tmp_path: Path, exported: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "built_in", "value"),
+    [("forced_bos_token_id", "null", 100), ("beam_search", '"tensor2tensor"', "transformers")],
+)
+def test_a_graph_with_another_setting_built_in_is_refused(
+    name: str, built_in: str, value: object, tmp_path: Path, exported: Path
+) -> None:
     """The graph cannot change it."""
-    folder = tmp_path / "onnx"
-    folder.mkdir()
-    for file in (exported / "onnx").iterdir():
-        if file.is_file():
-            (folder / file.name).write_bytes(file.read_bytes())
-    change_json(folder / "generation_config.json", forced_bos_token_id=100)
-    with pytest.raises(BrokenFileError, match="exported with forced_bos_token_id null, but .* has 100; export"):
+    folder = Path(shutil.copytree(exported / "onnx", tmp_path / "onnx"))
+    change_json(folder / "generation_config.json", **{name: value})
+    said = f"exported with {name} {built_in}, but .* has {json.dumps(value)}; export"
+    with pytest.raises(BrokenFileError, match=said):
         Translator.from_pretrained(folder, backend="onnx", device="cpu")
 
 

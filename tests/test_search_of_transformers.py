@@ -131,17 +131,6 @@ def test_the_pipelines_scores_are_those_of_the_search(tmp_path: Path) -> None:
         assert result["score"] == pytest.approx(best.score, abs=1e-4)
 
 
-def test_a_graph_with_another_search_is_refused(tmp_path: Path, exported: Path) -> None:
-    folder = tmp_path / "onnx"
-    folder.mkdir()
-    for file in (exported / "onnx").iterdir():
-        if file.is_file():
-            (folder / file.name).write_bytes(file.read_bytes())
-    change_json(folder / "generation_config.json", beam_search="transformers")
-    with pytest.raises(BrokenFileError, match='exported with beam_search "tensor2tensor", but .* has "transformers"'):
-        Translator.from_pretrained(folder, backend="onnx", device="cpu")
-
-
 @pytest.mark.parametrize("value", ["fairseq", True, 4, ["transformers"]])
 def test_an_unknown_search_is_named(value: object, tmp_path: Path) -> None:
     folder = saved_model(tmp_path / "model")

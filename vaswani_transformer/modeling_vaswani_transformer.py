@@ -1097,15 +1097,16 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             found = f"a step has {topk_log_probs.shape[1]} candidates for {num_beams} beams"
             raise RuntimeError(incompatible_transformers(found))
         stops = next_token_hits_stopping_criteria & (topk_log_probs > VALID_ABOVE)
-        ends = torch.zeros_like(stops)
-        if search.end_tokens is not None:
-            ends = stops & torch.isin(topk_running_sequences[:, :, cur_len], search.end_tokens)
-        # At the limit, every candidate stops; without </s> it counts only if no hypothesis has finished.
-        at_limit = next_token_hits_stopping_criteria.all(dim=1, keepdim=True)
-        any_finished = torch.cat((is_sent_finished, ends), dim=1).any(dim=1, keepdim=True)
-        finished = ends | (stops & ~(at_limit & any_finished))
         if search.of_transformers:
             finished = stops & top_num_beam_mask
+        else:
+            ends = torch.zeros_like(stops)
+            if search.end_tokens is not None:
+                ends = stops & torch.isin(topk_running_sequences[:, :, cur_len], search.end_tokens)
+            # At the limit, every candidate stops; without </s> it counts only if no hypothesis has finished.
+            at_limit = next_token_hits_stopping_criteria.all(dim=1, keepdim=True)
+            any_finished = torch.cat((is_sent_finished, ends), dim=1).any(dim=1, keepdim=True)
+            finished = ends | (stops & ~(at_limit & any_finished))
         penalty = score_divisor(cur_len + 1 - decoder_prompt_len, length_penalty, search.of_transformers)
         return super()._update_finished_beams(
             topk_running_sequences=topk_running_sequences,

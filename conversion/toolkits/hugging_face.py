@@ -412,9 +412,9 @@ def make_marian_config(config: Any) -> dict[str, Any]:
 def make_generation_settings(model: Model, num_beams: int | None = None) -> dict[str, Any]:
     """Return the content of generation_config.json: the model's search, except the length penalty of the paper's.
 
-    num_beams: instead of the model's
-
     The suppressed tokens, such as <pad>, are never generated.
+
+    num_beams: instead of the model's
     """
     config, ours = model.config, model.generation_config
     search = SearchSettings.from_generation_config(ours.to_dict())
