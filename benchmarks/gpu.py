@@ -100,7 +100,7 @@ def measurements(data: str, debian: str, output: str, device: str, options: dict
         ]
     if debian:
         found["debian"] = [
-            f"-m training --config debian_base_en_de --data {debian} --output_dir {output}/debian {options['debian']}",
+            f"-m training --config debian_gpu_en_de --data {debian} --output_dir {output}/debian {options['debian']}",
             f"-m training.evaluate {output}/debian --data {debian} --device {device} --record {output}/debian.csv",
         ]
     found["table3"] = [f"-m paper table3 --data {data} --output {output}/paper {options['table3']}"]

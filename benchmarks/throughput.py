@@ -37,7 +37,7 @@ from vaswani_transformer.model_folder import ModelFolder
 from vaswani_transformer.onnx_translator import OnnxTranslator
 from vaswani_transformer.tokenization import SPECIAL_TOKENS
 from vaswani_transformer.torch_translator import TorchTranslator
-from vaswani_transformer.translator import batches_by_length, divide_evenly
+from vaswani_transformer.translator import BATCH_TOKENS, batches_by_length, divide_evenly
 from vaswani_transformer.workers import Workers, count_cores
 
 from .decode import read_pairs
@@ -46,7 +46,6 @@ from .harness import Row, report, run, take_turns, timed
 from .options import Record, Rounds
 from .systems.decoding import LOOKAHEAD, import_ctranslate2
 
-BATCH_TOKENS = 8192  # the default of Translator
 CTRANSLATE2_BATCHES = (32, 64)  # sentences; CTranslate2 has no default that occupies several workers
 ALPHA = 0.6  # of both length penalties; with a model's larger one, the search takes more steps
 PRECISIONS = {"float32": "fp32", "int8": "int8"}

@@ -18,8 +18,9 @@ Translate = Callable[[list[str], int, bool], list[list[Hypothesis]]]
 
 WAIT = 0.005  # seconds between the arrival of a batch's first text and its translation, at least
 LEAST_CHARACTERS = 20  # that a text counts as: each has its overhead
-# Of a batch, unless a single text has more. Larger batches are hardly faster and keep other requests waiting.
-BATCH_CHARACTERS = 4000
+# Of a batch, unless a single text has more. Larger batches are hardly faster and keep other requests waiting; on a GPU,
+# they take as long, as the host is the limit.
+BATCH_CHARACTERS, BATCH_CHARACTERS_ON_GPU = 4000, 16_000
 
 
 class QueueFullError(Exception):
@@ -55,6 +56,7 @@ class Batcher:
 
     on_batch: called with the numbers of texts and characters and the seconds of each batch
     most: batches at a time
+    batch_characters: the most characters of a batch, unless a single text has more
     """
 
     def __init__(
@@ -63,9 +65,11 @@ class Batcher:
         max_queue: int,
         on_batch: Callable[[int, int, float], object],
         most: int,
+        batch_characters: int = BATCH_CHARACTERS,
     ):
         """Use a function that translates texts, and accept at most max_queue waiting characters."""
         self.function, self.max_queue, self.on_batch, self.most = translate, max_queue, on_batch, most
+        self.batch_characters = batch_characters
         self.waiting: dict[Job, None] = {}  # in the order of arrival
         self.characters = 0  # of the waiting texts
         self.seconds_per_character = 0.001  # of a batch beside others, as all are while the queue is full; an average
@@ -139,7 +143,7 @@ class Batcher:
         They ask for the same number of hypotheses: with `early_stopping` false, a search for more may go on and find a
         better one, so that a translation would depend on the requests of others.
         """
-        largest = min(BATCH_CHARACTERS, math.ceil(self.characters / (self.most - self.running)))
+        largest = min(self.batch_characters, math.ceil(self.characters / (self.most - self.running)))
         left, count = largest, None
         for job in list(self.waiting):
             if job.count != (count or job.count):

@@ -13,7 +13,7 @@ from vaswani_transformer.languages_vaswani_transformer import find_language
 from vaswani_transformer.search_vaswani_transformer import SearchSettings
 from vaswani_transformer.translator import Hypothesis, NotFiniteError, Translator, as_texts
 
-from .batches import Batcher, QueueFullError
+from .batches import BATCH_CHARACTERS, BATCH_CHARACTERS_ON_GPU, Batcher, QueueFullError
 from .fields import TranslationRequest
 from .markup import join_html, split_html
 
@@ -46,10 +46,11 @@ class Service:
     ):
         self.translator, self.limits, self.settings = translator, limits, settings
         self.source, self.targets = source, targets
-        most = translator.count_cores() or 1
-        if most > 1:
+        cores = translator.count_cores()
+        if cores is not None and cores > 1:
             translator.find_hypotheses([], one_thread=True)  # loads what such a batch needs
-        self.batcher = Batcher(self._find_hypotheses, limits.queue, on_batch, most)
+        largest = BATCH_CHARACTERS_ON_GPU if cores is None else BATCH_CHARACTERS
+        self.batcher = Batcher(self._find_hypotheses, limits.queue, on_batch, cores or 1, largest)
 
     def _find_hypotheses(self, texts: list[str], count: int, one_thread: bool) -> list[list[Hypothesis]]:
         search = vars(replace(self.settings, num_return_sequences=count))

@@ -29,10 +29,10 @@ from saved_model import ENGLISH, GERMAN, SIZES, change_json
 from translation_server import LANGUAGES, ROOT, Address, Answer, command, in_thread, started
 
 from serving.__main__ import choose_languages
-from serving.batches import BATCH_CHARACTERS, LEAST_CHARACTERS, Batcher, QueueFullError
+from serving.batches import BATCH_CHARACTERS, BATCH_CHARACTERS_ON_GPU, LEAST_CHARACTERS, Batcher, QueueFullError
 from serving.connections import DISCARDED_BYTES
 from serving.markup import join_html, split_html
-from serving.service import Limits
+from serving.service import Limits, Service
 from vaswani_transformer import Translator
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import BrokenFileError, InputError
@@ -589,6 +589,13 @@ def test_a_batch_is_limited_and_in_the_order_of_arrival():
     results, batches = run_batches([([text], 1) for text in [*texts, long, "y"]])
     assert [each[0][0].text for each in results] == [f"{text} 0" for text in [*texts, long, "y"]]
     assert batches == [texts[:4], texts[4:8], texts[8:], [long], ["y"]]
+
+
+def test_batches_on_a_gpu_are_larger(translator, monkeypatch):
+    for cores, largest in ((2, BATCH_CHARACTERS), (None, BATCH_CHARACTERS_ON_GPU)):
+        monkeypatch.setattr(translator, "count_cores", lambda cores=cores: cores)
+        service = Service(translator, "en", ["de"], Limits(), translator.search, lambda *numbers: None)
+        assert service.batcher.batch_characters == largest
 
 
 def test_each_request_gets_as_many_hypotheses_as_it_asks_for():

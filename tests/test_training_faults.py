@@ -40,10 +40,11 @@ def test_a_first_run_with_own_text_is_advised(start, text, tmp_path):
     for name in ("train.en", "train.de"):
         shutil.copy(text / name, tmp_path / "own")
     keys = {"data": str(tmp_path / "own"), "model": {**SMALL["model"], "encoder_ffn_dim": 4096}, "warmup_steps": 100}
-    start(**keys, max_steps=3, save_every=3, validate_every=3, average_last=1).ends(
+    start(**keys, max_steps=3, save_every=1, validate_every=3, average_last=3, keep=3).ends(
         0,
         "no validation text val: every 50th training pair is held out, at most 2,000",
         "the learning rate rises for 100 steps (warmup_steps), but the run has 3",
+        "the model will average checkpoints of the last 2 of 3 steps (average_last, save_every)",
         "parameters are too many for 118 pairs; without --config, a recipe is chosen by the number of pairs",
         "step 1/3  ",
         "step 3: validation loss",

@@ -57,7 +57,7 @@ def evaluate(
     num_beams: NumBeams = None,
     length_penalty: LengthPenalty = None,
     device: Device = None,
-    batch_tokens: BatchTokens = 8192,
+    batch_tokens: BatchTokens = None,
     workers: Workers = None,
     dtype: Dtype = None,
     backend: Backend = None,

@@ -116,6 +116,12 @@ def check_settings(output: Path, checkpoint: Path) -> None:
         raise BrokenFileError(f"{path}: {'; '.join(changes)}. Remove the file, and the command writes it again")
 
 
+def averaged_steps(settings: CheckpointSettings, last: int) -> list[int]:
+    """Return the steps of the checkpoints whose average is the model of a run that ends after step `last`."""
+    every = settings.save_every
+    return [last, *range((last - 1) // every * every, 0, -every)][: settings.average_last]
+
+
 def write_final_model(
     output: Path, settings: CheckpointSettings, progress: Progress, say: Callable[[str], None]
 ) -> None:
@@ -130,8 +136,7 @@ def write_final_model(
         raise UnavailableError(
             f"{root}: no checkpoint could be written, so there is no model; free space and run the command again"
         )
-    every, last = settings.save_every, progress.step
-    steps = [last, *range((last - 1) // every * every, 0, -every)][: settings.average_last]
+    steps = averaged_steps(settings, progress.step)
     if absent := [f"step-{step}" for step in steps if root / f"step-{step}" not in folders]:
         say(f"warning: {', '.join(absent)} should be part of the model, but there is no such checkpoint")
     names = ", ".join(folder.name for folder in folders)

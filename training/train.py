@@ -21,7 +21,7 @@ from . import fsdp, machine
 from .batches import InputPipeline, RunBatches, batch_by_length
 from .checkpoints import Checkpointer, Progress, recorded_choices
 from .corpus import Corpora, read_corpora
-from .final_model import write_final_model
+from .final_model import averaged_steps, write_final_model
 from .metrics import Meter, Window, measure_bleu, measure_loss
 from .model import (
     Network,
@@ -46,6 +46,9 @@ from .schedule import learning_rate, total_steps
 from .step import Stepper
 from .stopping import Signals, StopReason, agree_on_stop, default_signal_handlers, limit_reached
 from .tokenizer import sizes_and_ids
+
+# Of the steps of a run: averaging checkpoints of more makes the model worse.
+LARGEST_AVERAGED_SHARE = 0.4
 
 
 def train(recipe: Recipe, change: Callable[[Any], None] | None = None) -> None:
@@ -323,6 +326,12 @@ def report_setup(run: Run) -> None:
         say(
             f"warning: the learning rate rises for {warmup_steps:,} steps (warmup_steps), but the run has "
             f"{steps:,}; a tenth of the steps is usual"
+        )
+    averaged = steps - min(averaged_steps(run.settings.checkpoints, steps))
+    if averaged > LARGEST_AVERAGED_SHARE * steps:
+        say(
+            f"warning: the model will average checkpoints of the last {averaged:,} of {steps:,} steps (average_last, "
+            "save_every), and the early ones make it worse; a tenth of the steps is usual"
         )
     # Shipped recipes: 1.5 to 230 parameters per pair.
     if parameters > 1000 * pairs and run.settings.model.initial_weights is None:

@@ -227,7 +227,7 @@ def translate(
             help="Print a tab and the word alignment after each translation: 0-0 1-2, source and target word, from 0.",
         ),
     ] = False,
-    batch_tokens: BatchTokens = 8192,
+    batch_tokens: BatchTokens = None,
     max_source_length: Annotated[
         int | None,
         typer.Option(help="Split sentences of more tokens; default: what 99% in training had, or 128 if unknown."),
@@ -362,7 +362,7 @@ def score(
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Print JSON lines with the log-probability of each token.")
     ] = False,
-    batch_tokens: BatchTokens = 8192,
+    batch_tokens: BatchTokens = None,
     progress: Progress = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -406,7 +406,7 @@ def align(
     target: Target,
     output: Output = "-",
     target_language: TargetLanguage = None,
-    batch_tokens: BatchTokens = 8192,
+    batch_tokens: BatchTokens = None,
     progress: Progress = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -436,7 +436,7 @@ def choose_heads(
         typer.Option(help="Its alignment: lines of 0-0 1-2 (1p2: a possible link); default: by eflomal, or else nltk."),
     ] = None,
     target_language: TargetLanguage = None,
-    batch_tokens: BatchTokens = 8192,
+    batch_tokens: BatchTokens = None,
     progress: Progress = None,
     device: Device = None,
 ) -> None:

@@ -14,7 +14,10 @@ TargetLanguage = Annotated[
 ]
 NumBeams = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy search; default: the model's.")]
 LengthPenalty = Annotated[float | None, typer.Option(help="alpha of the length penalty; default: the model's.")]
-BatchTokens = Annotated[int, typer.Option(help="Tokens times beams per batch; lower it to save memory.")]
+BatchTokens = Annotated[
+    int | None,
+    typer.Option(help="Tokens times beams per batch; lower it to save memory; default: 8192, on a GPU 32768."),
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.")]
 Dtype = Annotated[
     Literal["float32", "bfloat16", "float16", "float64"] | None,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedTokenizerFast
 
 from .alignment_heads import (
@@ -180,7 +182,7 @@ class TorchTranslator(Translator):
         sources: str | Sequence[str],
         targets: str | Sequence[str],
         *,
-        batch_tokens: int = 8192,
+        batch_tokens: int | None = None,
         target_language: str | None = None,
         progress: bool = False,
     ) -> list[ForcedDecoding]:
@@ -258,16 +260,16 @@ class TorchTranslator(Translator):
             parts.append(AlignedPart("", source, target, source_spans, target_spans, attention))
         return parts
 
-    @torch.inference_mode()
     def _attention(
         self, decoder: CachedDecoder, sources: list[list[int]], targets: list[list[int]]
     ) -> list[np.ndarray]:
         """Return the cross-attention of each pair, (layers, heads, target, source)."""
         model, batch, tokens = self.model, self._batch(sources), self._batch(targets)["input_ids"]
-        states = model.model.encoder(**batch).last_hidden_state
-        memory, may_attend = memory_keys_and_values(model.model.decoder, states), batch["attention_mask"].bool()
-        encoding = model.model.decoder.positional_encoding(0, tokens.shape[1], tokens.device)
-        decoded = decoder.decode_whole(tokens, encoding, *memory, may_attend[:, None, None])
+        with inference(model.device):
+            states = model.model.encoder(**batch).last_hidden_state
+            memory, may_attend = memory_keys_and_values(model.model.decoder, states), batch["attention_mask"].bool()
+            encoding = model.model.decoder.positional_encoding(0, tokens.shape[1], tokens.device)
+            decoded = decoder.decode_whole(tokens, encoding, *memory, may_attend[:, None, None])
         attention = torch.stack(decoded.cross_attentions, dim=1).float().cpu().numpy()
         return [
             weights[:, :, : len(target), : len(source)]
@@ -303,7 +305,7 @@ class TorchTranslator(Translator):
         targets: str | Sequence[str],
         run: Callable[[list[list[int]], list[list[int]]], list[Item]],
         title: str,
-        batch_tokens: int = 8192,
+        batch_tokens: int | None = None,
         target_language: str | None = None,
         progress: bool = False,
     ) -> tuple[EncodedPairs, list[Item]]:
@@ -312,6 +314,7 @@ class TorchTranslator(Translator):
         title: of the progress bar.  Others as in `score`
         """
         pairs = self._encode_pairs(sources, targets, target_language)
+        batch_tokens = self._default_batch_tokens() if batch_tokens is None else batch_tokens
         with as_input_errors():
             check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
         logits = max(1, self.target_vocabulary // LOGITS_PER_TOKEN)  # of each target token
@@ -325,11 +328,11 @@ class TorchTranslator(Translator):
                 advance(len(batch))
         return pairs, [found[i] for i in range(len(found))]
 
-    @torch.inference_mode()
     def _log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[list[float]]:
         """Return log P of each target token, given the source and the preceding target tokens."""
         labels = self._batch(targets)["input_ids"]
-        rows = self.model.target_log_probabilities(labels, **self._batch(sources)).tolist()
+        with inference(self.model.device):
+            rows = self.model.target_log_probabilities(labels, **self._batch(sources)).tolist()
         return [row[: len(target)] for row, target in zip(rows, targets, strict=True)]
 
     def _batch(self, rows: list[list[int]]) -> dict[str, Tensor]:
@@ -351,11 +354,9 @@ class TorchSearch(BatchSearch):
     def run(self, sources: Sources) -> Found:
         if self.one_thread:
             use_one_thread()
-        batch = self.translator._batch(sources)
-        with torch.inference_mode():
-            found = beam_search(
-                self.translator.model, batch["input_ids"], batch["attention_mask"], self.settings, self.decoder
-            )
+        model, batch = self.translator.model, self.translator._batch(sources)
+        with inference(model.device):
+            found = beam_search(model, batch["input_ids"], batch["attention_mask"], self.settings, self.decoder)
         sequences, scores = (tensor.tolist() for tensor in found)
         return Found(sequences, scores, self._attend(sources, sequences) if self.alignments else None)
 
@@ -375,6 +376,19 @@ class TorchSearch(BatchSearch):
 
     def stop(self) -> None:
         self.is_stopped = True
+
+
+@contextmanager
+def inference(device: torch.device) -> Iterator[None]:
+    """Compute without gradients, and on a GPU without cuDNN's attention.
+
+    For half precision, torch 2.11 prefers it on an H100. It builds a plan for every new shape, and nearly all batches
+    have a new shape.
+    """
+    kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    # Not on a CPU, where several threads would set and restore the kernels of the process.
+    with torch.inference_mode(), sdpa_kernel(kernels) if device.type == "cuda" else nullcontext():
+        yield
 
 
 THREADS_LOCK = Lock()
