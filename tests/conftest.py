@@ -32,9 +32,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"  # the processes that tests start
 
+# The tests are of the CPU, also on a machine with a GPU: `make gpu` compares the two.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 # Of processes that tests start: nothing else of this process's environment.
 ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-ENVIRONMENT["HF_HUB_OFFLINE"] = "1"
+ENVIRONMENT |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 # Fixtures for tests that train or export.
 pytest_plugins = ["training_runs", "saved_model"]
