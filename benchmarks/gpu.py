@@ -105,6 +105,11 @@ def measurements(data: str, debian: str, output: str, device: str, options: dict
         ]
     found["table3"] = [f"-m paper table3 --data {data} --output {output}/paper {options['table3']}"]
     found["decode"] = [benchmark("decode_base_size", options["decode"])]
+    model = f"{output}/multi30k-{options['seeds'][0]}"
+    for precision in ("fp32", "fp16"):
+        onnx, source = f"{output}/onnx-{precision}", f"--source {data}/test_2016_flickr.en.gz --sentences 64"
+        found[f"export-{precision}"] = [f"-m vaswani_transformer export onnx {model} {onnx} --precision {precision}"]
+        found[f"profile-{precision}"] = [benchmark("decode_profile", f"{onnx} {source} --batch-size 64")]
     if device == "cpu" or torch.cuda.device_count() > 1:
         found["scaling"] = [benchmark("scaling", f"{data} {options['scaling']}")]
     claims = f"-m paper claims --run {output}/multi30k-1 --data {data} --seconds 0.2 --output {output}/paper"
