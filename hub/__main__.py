@@ -215,7 +215,7 @@ def summary(planned: "Plan", unpublished_names: list[str]) -> list[str]:
     sent, deleted = planned.with_status("new", "changed"), planned.with_status("deleted")
     state = f"{planned.repo_id}, revision {planned.revision}"
     if planned.head is None:
-        state += f", would be created, {'private' if planned.private else 'public'}"
+        state += f", a new {'private' if planned.private else 'public'} repository"
     elif not planned.revision_exists:
         state += ", a new branch"
     if not planned.has_changes:

@@ -25,6 +25,7 @@ from vaswani_transformer.loading import load_model
 
 FIXTURES = Path(__file__).parent / "fixtures"
 VARIANTS = FIXTURES / "variants"
+EXPECTED_RESULTS = ("expected.npz", "inputs.txt", "beams.jsonl", "README.md")  # of a checkpoint, in its folder
 SHARED = Path(__file__).parents[2] / "shared" / "checkpoints"  # where the project's developers have larger originals
 NAMES = sorted(file.parent.name for file in FIXTURES.glob("*/expected.npz"))
 

@@ -2,11 +2,12 @@
 
 The blocks of a page run in order, in a folder with a model, its corpus and a short training run. In a `console` block
 the lines after `$ ` run, and the lines below are what the command prints: any number stands for a number, `...` for the
-rest of a line, and a line `...` for any lines. A block with `title="FILE"` is written to FILE. A comment above a block
-changes this:
+rest of a line, and a line `...` for any lines; with a line `error: ...`, the command fails. A block with `title="FILE"`
+is written to FILE. A comment above a block changes this:
 
     <!-- not run: REASON -->    Python is compiled, and the options of our commands are looked up
     <!-- needs: PACKAGE -->     runs where the package is installed, else as above
+    <!-- local Hub: NOTE -->    runs with a Hub on this machine, whose models are small and have random weights
     <!-- output of: MODEL -->   runs; the output shown is that of a trained model, which is not the model here
 """
 
@@ -31,7 +32,10 @@ import onnx
 import pytest
 from browser import DESKTOP, PHONE, chromium, served
 from conftest import read_rows, write_lines
+from golden import EXPECTED_RESULTS, golden, opus_folder
+from hub_server import WRITE_TOKEN, HubServer
 from saved_model import saved_model
+from test_conversion_multilingual import nllb_tokenizer, random_model
 
 from training import demo_corpus
 from training.recipe import Recipe, load_recipe
@@ -49,7 +53,7 @@ for folder in ("benchmarks", "conversion", "examples", "hub", "paper", "serving"
     MARKDOWN += (ROOT / folder).rglob("*.md")
 MARKDOWN = sorted(path for path in MARKDOWN if "node_modules" not in path.parts and path != ROOT / "paper" / "page.md")
 BLOCK = re.compile(
-    r"(?:^<!-- (?P<rule>not run|needs|output of): (?P<why>[^>]+) -->\n)?"
+    r"(?:^<!-- (?P<rule>not run|needs|output of|local Hub): (?P<why>[^>]+) -->\n)?"
     r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
@@ -76,7 +80,7 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        return self.rule in (None, "output of") or (
+        return self.rule in (None, "output of", "local Hub") or (
             self.rule == "needs" and importlib.util.find_spec(self.why) is not None
         )
 
@@ -262,9 +266,28 @@ def template(tmp_path_factory) -> Path:
     (folder / "demo" / "corpus").mkdir()
     for column, name in enumerate(("kinds", "en", "de")):
         write_lines(folder / "demo" / "corpus" / f"test.{name}", [row[column] for row in demo_corpus.load("test")[:20]])
-    for name in ("training", "tests"):
-        (folder / name).symlink_to(ROOT / name)
+    for name, target in {
+        "training": "training", "tests": "tests",
+        "fairseq-checkpoint": "tests/fixtures/fairseq", "my.model": "tests/fixtures/hf-marian/source.spm",
+    }.items():  # fmt: skip
+        (folder / name).symlink_to(ROOT / target)
+    add_users_text(folder)
     return folder
+
+
+def add_users_text(folder: Path) -> None:
+    """Write what pages take for granted: a large text, text of an old and a new domain, and of two directions."""
+    pairs = [row[1:] for row in demo_corpus.load("train")[:200]]
+    with gzip.open(folder / "corpus.en.gz", "wt", encoding="utf-8") as file:
+        file.writelines(f"{english}\n" for english, _ in pairs)
+    for name, chosen in (("old", pairs[:100]), ("new", pairs[100:])):
+        for column, language in enumerate(("en", "de")):
+            write_lines(folder / "mytext" / f"{name}.{language}", [pair[column] for pair in chosen])
+    for name, chosen in (("train", pairs[:180]), ("val", pairs[180:])):
+        english, german = (list(side) for side in zip(*chosen, strict=True))
+        sources = [*(f"<2de> {text}" for text in english), *(f"<2en> {text}" for text in german)]
+        write_lines(folder / "mytext" / f"{name}.src", sources)
+        write_lines(folder / "mytext" / f"{name}.tgt", german + english)
 
 
 @pytest.fixture(scope="session")
@@ -276,7 +299,30 @@ def run_of_mytext(template) -> Path:
     return template / "runs" / "mine"
 
 
-def shell(command: str, folder: Path) -> str:
+@pytest.fixture(scope="session")
+def hub(template, tmp_path_factory) -> Iterator[HubServer]:
+    """A Hub with the models that the pages name, all of them small."""
+    folder = tmp_path_factory.mktemp("hub")
+    shell(f"vaswani-transformer push demo/model owner/name --to-folder {folder / 'ours'}", template)
+    opus_folder(folder / "gem", [">>deu<<", ">>nld<<"], two_vocabularies=False)
+    tokenizer = nllb_tokenizer(folder / "nllb")
+    random_model("m2m_100", vocab_size=len(tokenizer), max_position_embeddings=200).save_pretrained(folder / "nllb")
+    tokenizer.save_pretrained(folder / "nllb")
+    models = {
+        "owner/name": folder / "ours",
+        "Helsinki-NLP/opus-mt-en-de": golden("hf-marian"),
+        "Helsinki-NLP/opus-mt-en-gem": folder / "gem",
+        "facebook/nllb-200-distilled-600M": folder / "nllb",
+    }
+    with HubServer() as server:
+        for name, path in models.items():
+            files = [file for file in path.rglob("*") if file.is_file() and file.name not in EXPECTED_RESULTS]
+            server.create(name, **{str(file.relative_to(path)): file.read_bytes() for file in files})
+        yield server
+    assert not server.unknown
+
+
+def shell(command: str, folder: Path, hub: HubServer | None = None, fails: bool = False) -> str:
     bin_folder = Path(sys.executable).parent
     environment = os.environ | {
         "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
@@ -285,16 +331,21 @@ def shell(command: str, folder: Path) -> str:
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",  # the two streams in the order of a terminal
     }
+    if hub is not None:
+        environment |= {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "huggingface")}
+        environment |= {"HF_TOKEN": WRITE_TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     shell = ["bash", "-euo", "pipefail", "-c", command]
     done = subprocess.run(
         shell, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    assert done.returncode == 0, f"{command}\n{done.stdout[-6000:]}"
+    assert (done.returncode != 0) == fails, f"{command}\n{done.stdout[-6000:]}"
     return done.stdout
 
 
 # Progress bars, and what only the small models and the short runs of the tests print.
-ONLY_HERE = re.compile(r"━|it/s\]|^warning: (doubtful translations|the learning rate rises|\d+ of \d+ test)")
+ONLY_HERE = re.compile(
+    r"━|it/s\]|^warning: (doubtful translations|the learning rate rises|the model will average|\d+ of \d+ test)"
+)
 NUMBER = r"-?\d[\d.,:]*(?:e[-+]?\d+)?"
 
 
@@ -331,12 +382,14 @@ def shortened(command: str) -> str:
     if not re.match(r"vaswani-transformer (train|plan) ", command):
         return command.replace("vaswani-transformer demo", "vaswani-transformer demo --quick demo")
     keys = {key: value for key, value in SHORT.items() if f"--{key} " not in command}
-    if "finetune" in command:  # it has the size of the initial model
+    if "finetune" in command or "--initial_weights" in command:  # it has the size of the initial model
         keys = {key: value for key, value in keys.items() if key not in MODEL_KEYS}
     return " ".join([command, *(f"--{key} {value}" for key, value in keys.items())])
 
 
-def run_page(page: str, folder: Path, languages: tuple[str, ...] = ("python", "console")) -> int:
+def run_page(
+    page: str, folder: Path, languages: tuple[str, ...] = ("python", "console"), hub: HubServer | None = None
+) -> int:
     """Run the blocks of a page in order; return their number."""
     namespace: dict[str, object] = {}
     chosen = [block for block in blocks(page) if block.runs and block.language in languages]
@@ -345,11 +398,15 @@ def run_page(page: str, folder: Path, languages: tuple[str, ...] = ("python", "c
             (folder / block.title).write_text(block.text, encoding="utf-8")
         if block in chosen and block.language == "console":
             for command, shown in block.steps:
-                printed = shell(shortened(command), folder)
+                is_error = "\nerror: " in f"\n{shown}"
+                printed = shell(shortened(command), folder, hub if block.rule == "local Hub" else None, is_error)
                 if block.rule != "output of":
                     check_output(shown, printed, f"{page}:{block.line}: {command}")
                 elif re.sub(r"warning: doubtful .*", "", printed).strip():  # the shortened demo's model is bad
                     assert shown, f"{page}:{block.line}: {command} is not followed by its output"
+        elif block in chosen and block.rule == "local Hub":  # huggingface_hub is told where it is when it is imported
+            (folder / "block.py").write_text(block.text, encoding="utf-8")
+            shell("python block.py", folder, hub)
         elif block in chosen:
             with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
                 if block.rule == "needs":  # PEFT calls functions that transformers has deprecated
@@ -378,7 +435,8 @@ def test_the_blocks_of_a_page_run(page: str, template: Path, tmp_path: Path, mon
     if page == "docs/how-to/train.md":
         shutil.rmtree(folder / "runs" / "mine", ignore_errors=True)  # the page creates it
     monkeypatch.chdir(folder)
-    assert run_page(page, folder) > 0
+    needs_hub = any(block.rule == "local Hub" for block in blocks(page))
+    assert run_page(page, folder, hub=request.getfixturevalue("hub") if needs_hub else None) > 0
 
 
 def test_the_python_of_the_readme_runs(template: Path, monkeypatch):

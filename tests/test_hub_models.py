@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ENVIRONMENT, write_lines
-from golden import golden
+from golden import EXPECTED_RESULTS, golden
 from hub_server import WRITE_TOKEN, Commit, Fault, HubServer
 from huggingface_hub import constants
 from safetensors.torch import load_file
@@ -25,9 +25,6 @@ from vaswani_transformer.errors import InputError, UnavailableError
 
 OPUS, OURS = "opus/marian", "someone/ours"
 UNREAD = {name: b"x" * 99 for name in ("tf_model.h5", "rust_model.ot", "flax_model.msgpack", "README.md", "run.py")}
-
-
-EXPECTED_RESULTS = ("expected.npz", "inputs.txt", "beams.jsonl", "README.md")
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
