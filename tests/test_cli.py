@@ -408,7 +408,7 @@ def configure_accelerate(folder: Path, **content: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("number", "processes"), one_fast_in(2, [(signal.SIGTERM, 2), (signal.SIGINT, 2), (signal.SIGTERM, 1)])
+    ("number", "processes"), one_fast_in(3, [(signal.SIGTERM, 2), (signal.SIGINT, 2), (signal.SIGTERM, 1)])
 )
 def test_a_signal_reaches_every_training_process_once(tmp_path, number, processes):
     make_program(tmp_path, PROGRAM)
@@ -528,7 +528,7 @@ def test_a_full_disk_is_named(translate, source):
             assert (done.stderr, done.returncode) == (f"error: {name}: No space left on device\n", 4)
 
 
-@pytest.mark.parametrize("call", ["read_arriving_lines(9)", "read_lines('-')"])
+@pytest.mark.parametrize("call", one_fast_in(2, ["read_arriving_lines(9)", "read_lines('-')"]))
 def test_a_line_of_stdin_that_does_not_end_is_refused(call):
     code = f"from vaswani_transformer.lines import *; list({call})"
     text = b"a\n" + b"b" * 21_000_000

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import padded
+from conftest import one_fast_in, padded
 from golden import golden, refusal
 from saved_model import change_json
 from test_conversion_variants import SENTENCES, TARGETS, TutorialTransformer
@@ -39,7 +39,9 @@ def test_torch_and_transformers_are_always_compared(name: str, tmp_path: Path, c
     assert largest_difference(line) <= 1e-5 and " of 40 tokens " in line
 
 
-@pytest.mark.parametrize("name", ["fairseq", "joeynmt", "opennmt-py", "sockeye", "tensor2tensor", "hf-marian"])
+@pytest.mark.parametrize(
+    "name", one_fast_in(2, ["fairseq", "joeynmt", "opennmt-py", "sockeye", "tensor2tensor", "hf-marian"])
+)
 def test_logits_in_a_file_are_compared(name: str, tmp_path: Path, capsys):
     line = check_line(capsys, golden(name), tmp_path / "out", "--logits", golden(name) / "expected.npz")
     assert "expected.npz's by" in line and largest_difference(line) <= 2e-5

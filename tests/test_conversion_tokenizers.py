@@ -142,7 +142,7 @@ def test_a_typed_control_symbol_is_text():
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 @pytest.mark.parametrize("codes", [[], [">>deu<<", ">>a<<"]])
-@pytest.mark.parametrize("two_vocabularies", [False, True])
+@pytest.mark.parametrize("two_vocabularies", one_fast_in(2, [True, False]))
 def test_models_of_opus_mt_keep_their_ids(codes: list[str], two_vocabularies: bool, tmp_path: Path):
     """Codes of target languages, which are no pieces of SentencePiece, and vocabularies for each side."""
     pytest.importorskip("sentencepiece")
@@ -217,7 +217,7 @@ def in_greek(text: str) -> str:
 @pytest.mark.parametrize(
     ("script", "options", "two_vocabularies", "codes"),
     one_fast_in(
-        3,
+        8,
         (
             (script, options, two_vocabularies, codes)
             for script, options in (

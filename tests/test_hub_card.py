@@ -130,7 +130,7 @@ def check_field(folder: Path, translator: Any, place: str, name: str, payloads: 
         assert "license" not in yaml.safe_load(card.split("---\n")[1]), text
 
 
-@pytest.mark.parametrize(("place", "name"), one_fast_in(3, FIELDS))
+@pytest.mark.parametrize(("place", "name"), one_fast_in(6, FIELDS))
 def test_a_field_adds_nothing_but_text(folder, translator, place, name):
     check_field(folder, translator, place, name, WORST)
 
@@ -193,7 +193,7 @@ def replaced(fields: Any, place: tuple[str, ...], value: object) -> Any:
 
 @pytest.mark.parametrize(
     ("file", "place"),
-    one_fast_in(4, ((file, place) for file, fields in RECORDS.items() for place in list_places(fields))),
+    one_fast_in(8, ((file, place) for file, fields in RECORDS.items() for place in list_places(fields))),
 )
 def test_a_wrong_type_in_a_record_is_named_or_does_no_harm(folder, translator, file, place):
     write_record(folder, "run.json", "command", "train")

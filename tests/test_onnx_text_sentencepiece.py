@@ -12,6 +12,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from browser import NODE_MODULES, in_node
+from conftest import one_fast_in
 from golden import SHARED, converted, golden, opus_folder, train_sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -85,7 +86,7 @@ def normalised() -> Halves:
     return Halves(make_folder("normalised", Path()))
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=one_fast_in(3, KINDS))
 def halves(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Halves:
     return Halves(make_folder(request.param, tmp_path_factory.mktemp("sentencepiece")))
 
@@ -147,7 +148,7 @@ SCORES = {
 }
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name", one_fast_in(2, SCORES))
 def test_equally_good_pieces_are_chosen_as_in_tokenizers(name: str, tmp_path: Path) -> None:
     """Scores that tie in many ways, at the ends of words and inside them, and runs of unknown characters."""
     pieces = [(piece, score, NORMAL) for piece, score in SCORES[name].items()]

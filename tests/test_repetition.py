@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import ModelMaker, write_lines
+from conftest import ModelMaker, one_fast_in, write_lines
 from saved_model import ENGLISH, GERMAN, change_json, trained_tokenizer
 from searches import batch_for, by_generate, by_graph, by_search, check_same, session_of, stripped
 
@@ -56,7 +56,9 @@ def test_no_ngram_occurs_twice_in_a_hypothesis(lively_model: ModelMaker, size: i
         assert np.mean([repeats(tokens, size) for sentence in off.tokens for tokens in sentence]) > 0.5
 
 
-@pytest.mark.parametrize("changes", [{}, {"decoder_start_token_id": 2}, {"decoder_start_token_id": 1}], ids=str)
+@pytest.mark.parametrize(
+    "changes", one_fast_in(3, [{}, {"decoder_start_token_id": 2}, {"decoder_start_token_id": 1}]), ids=str
+)
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_forbidden_tokens_and_other_start_tokens(
     lively_model: ModelMaker, changes: dict[str, Any], settings: dict[str, Any]

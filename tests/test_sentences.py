@@ -188,7 +188,7 @@ def test_the_parts_and_what_is_copied_make_up_the_text(coder, text: str, limit: 
 @pytest.mark.parametrize(
     "text",
     one_fast_in(
-        3,
+        6,
         [
             "a. " * 10**5,
             "." * 10**5 + "a",

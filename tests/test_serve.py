@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import ENVIRONMENT, make_lively, wait_until
+from conftest import ENVIRONMENT, make_lively, one_fast_in, wait_until
 from saved_model import ENGLISH, GERMAN, SIZES, change_json
 from translation_server import LANGUAGES, ROOT, Address, Answer, command, in_thread, started
 
@@ -264,7 +264,7 @@ def test_each_text_of_a_batch_gets_its_target_language(tmp_path):
 
 @pytest.mark.parametrize(
     ("tokens", "target", "listed", "spellings"),
-    [
+    one_fast_in(2, [
         ([], "deu_Latn", {"de": "German"}, {"de": 0, "deu": 0, "deu_Latn": 0, "German": 0}),
         ([">>deu<<", ">>bel<<", ">>bel_Latn<<"], None,
          {"de": "German", "be": "Belarusian", "bel_Latn": "Belarusian (Latn)"},
@@ -274,7 +274,7 @@ def test_each_text_of_a_batch_gets_its_target_language(tmp_path):
         ([], "eng_Shaw", {"eng_Shaw": "English (Shaw)"}, {"en": 0, "eng_Shaw": 0}),
         (["<2zh-Hans>", "<2zh-Hant>"], None, {"zh-Hans": "Chinese (Hans)", "zh-Hant": "Chinese (Hant)"},
          {"zh-Hant": 1, "zh": 0, "zho_Hans": 0}),
-    ],
+    ]),
 )  # fmt: skip
 def test_clients_name_languages_by_any_of_their_codes(tokens, target, listed, spellings, tmp_path):
     """Models of OPUS-MT and NLLB have codes of three letters; Mastodon, Weblate and others look for those of two."""

@@ -220,6 +220,7 @@ def train_and_save(folder: Path) -> None:
     train_tokenizer(TEXTS * 3, 300).save_pretrained(folder)
 
 
+@pytest.mark.slow
 def test_training_is_deterministic_across_processes(tmp_path):
     train_and_save(tmp_path / "one")
     in_new_process(train_and_save, tmp_path / "two")

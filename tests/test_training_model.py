@@ -301,6 +301,7 @@ def test_every_micro_batch_draws_new_dropout(folder):
     assert len(set(one)) == 3 and two[0] != pytest.approx(one[0], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_seed_determines_weights_and_order(folder):
     """Without dropout and with a rate of 0, losses depend only on the weights and the order."""
     keys = {"model": SIZES | {"dropout": 0.0}, "tokens_per_step": 120}
