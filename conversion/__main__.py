@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from vaswani_transformer.atomic import check_new_folder
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.model_argument import locate_model
@@ -59,6 +60,8 @@ def convert(
     languages = (source_language, target_language)
     if to is not None and (toolkit, logits, paper_search, *languages) != (None, None, False, None, None):
         raise InputError("--to converts a model folder of this project and takes no other option")
+    if not dry_run:
+        check_new_folder(out)  # before the model is downloaded
     path = locate_model(model, revision, dry_run)
     from .convert import export_checkpoint, import_checkpoint, import_tokenizer
 

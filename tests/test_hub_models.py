@@ -57,6 +57,27 @@ def downloaded(hub: HubServer) -> set[str]:
     return {path.rpartition("/")[2] for method, path, status in hub.log if method == "GET" and "/resolve/" in path}
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["translate", OPUS, "--input", "absent.en"],
+        ["score", OPUS, "--source", "absent.en", "--target", "absent.de"],
+        ["align", OPUS, "--source", "absent.en", "--target", "absent.de"],
+        ["convert", OPUS, "full"],
+        ["export", "onnx", OPUS, "full"],
+    ],
+    ids=" ".join,
+)
+def test_files_of_the_user_are_checked_before_a_download(hub, tmp_path, capsys, words):
+    (tmp_path / "full").mkdir()
+    write_lines(tmp_path / "full" / "file", ["a"])
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    named = "full is not empty" if "full" in words else "absent.en: no such file"
+    assert named in capsys.readouterr().err and not downloaded(hub)
+
+
 def printed(capsys, *words: object) -> str:
     capsys.readouterr()
     main([str(word) for word in words])

@@ -257,8 +257,8 @@ def translate(
     revision: Revision = None,
     dry_run: DryRun = False,
 ) -> None:
+    in_parts = not dry_run and check_paths(input, output, report)
     folder, backend = find_model_and_backend(context, model, backend, revision, dry_run, precision)
-    in_parts = check_paths(input, output, report)
     translator = load_translator(folder, backend, device=device, dtype=dtype, threads=threads, precision=precision)
     settings = translator.change_search(
         num_beams=num_beams,
@@ -310,7 +310,7 @@ def read_chunks(input: str, size: int, unwrap: bool) -> Iterator[list[str]]:
 
 
 def check_paths(input: str, output: str, report: str | None) -> bool:
-    """Refuse impossible names before the model is loaded. Return whether a file is translated to a file, in parts."""
+    """Refuse impossible names before a download. Return whether a file is translated to a file, in parts."""
     if input != "-":
         check_file(input)
     refuse_same_file("--output", output, input)
@@ -369,9 +369,9 @@ def score(
     revision: Revision = None,
     dry_run: DryRun = False,
 ) -> None:
-    folder = find_model(context, model, revision, dry_run)
     sources, targets = read_parallel(source, target)
     refuse_same_file("--output", output, source, target)
+    folder = find_model(context, model, revision, dry_run)
     progress = shows_progress(progress, target, output)
     with open_output(output) as out:
         translator = load_translator(folder, device=device, dtype=dtype)
@@ -413,9 +413,9 @@ def align(
     revision: Revision = None,
     dry_run: DryRun = False,
 ) -> None:
-    folder = find_model(context, model, revision, dry_run)
     sources, targets = read_parallel(source, target)
     refuse_same_file("--output", output, source, target)
+    folder = find_model(context, model, revision, dry_run)
     progress = shows_progress(progress, target, output)
     with open_output(output) as out:
         translator = load_translator(folder, device=device, dtype=dtype)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from vaswani_transformer.atomic import check_new_folder
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.model_argument import find_model
@@ -93,6 +94,8 @@ def export(
     import onnxruntime  # noqa: F401  # report missing packages before any work
     import onnxscript  # noqa: F401
 
+    if not dry_run:
+        check_new_folder(output)  # before the model is downloaded
     folder = find_model(context, model, revision, dry_run)
     if not folder.is_dir():
         raise InputError(f"{model}: no such folder")
