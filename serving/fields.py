@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl
 
 from fastapi import HTTPException, Request
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from starlette.types import Message, Receive
 
 BODY_SECONDS = 15
@@ -17,6 +17,13 @@ FORMS = URLENCODED, MULTIPART = "application/x-www-form-urlencoded", "multipart/
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # not for each client that sends nonsense
 
 
+def refuse_bool(value: Any) -> Any:
+    """Raise ValueError for true and false, which pydantic reads as 1 and 0; forms have numbers as text."""
+    if isinstance(value, bool):
+        raise ValueError("it must be a number")
+    return value
+
+
 class TranslationRequest(BaseModel):
     """The fields of `/translate`: those of LibreTranslate, and two more."""
 
@@ -24,7 +31,9 @@ class TranslationRequest(BaseModel):
     source: str = Field(description="The code of the source language; auto means the model's.")
     target: str = Field(description="The code of the target language.")
     format: Literal["text", "html"] = Field("text", description="With html, tags are copied.")
-    alternatives: Annotated[int, Field(ge=0, description="How many further translations to return.")] = 0
+    alternatives: Annotated[
+        int, BeforeValidator(refuse_bool), Field(ge=0, description="How many further translations to return.")
+    ] = 0
     api_key: str = Field("", description="The key of the server, if it has one.")
     scores: bool = Field(False, description="Return the score of each translation.")
     attention: bool = Field(False, description="Return the attention of each translation to its source.")

@@ -358,9 +358,9 @@ def test_models_with_different_tokenizers_are_not_averaged(models, fails, first)
     (folders[1] / "tokenizer.json").write_text('{"step": 20}')
     if first is not None:
         (folders[0] / "tokenizer.json").write_text(first)
-    difference = "is missing, but there is" if first is None else "differs from"
-    expected = f"{folders[0]}/tokenizer.json {difference} {folders[1]}/tokenizer.json; such models cannot be averaged"
-    fails(2, f"error: {expected}\n", *folders)
+    difference, where = ("is missing, but there is", "") if first is None else ("differs from", " in step")
+    expected = f"{folders[0]}/tokenizer.json {difference} {folders[1]}/tokenizer.json{where}; such models"
+    fails(2, f"error: {expected} cannot be averaged\n", *folders)
 
 
 def test_models_of_different_architectures_are_not_averaged(models, fails):
@@ -369,11 +369,26 @@ def test_models_of_different_architectures_are_not_averaged(models, fails):
     for folder, position in zip(folders, ("pre", "post"), strict=True):
         change_json(folder / "config.json", norm_position=position, dropout=0.1)
         (folder / "manifest.json").unlink()
-    fails(
-        2, f"{folders[0]}/config.json differs from {folders[1]}/config.json; such models cannot be averaged", *folders
-    )
+    fails(2, f"{folders[0]}/config.json differs from {folders[1]}/config.json in norm_position; such", *folders)
     change_json(folders[0] / "config.json", norm_position="post", dropout=0.2)
     write_model(folders, models.parent)
+
+
+@pytest.mark.parametrize(
+    ("entry", "values"),
+    [("forced_bos_token_id", (5, 6)), ("suppress_tokens", ([0], [0, 5])), ("beam_search", (None, "transformers"))],
+)
+def test_models_with_different_outputs_are_not_averaged(models, fails, entry, values):
+    """Other settings of the search are defaults, and those of the last one are taken."""
+    folders = [models / f"step-{step}" for step in (20, 30)]
+    files = [folder / "generation_config.json" for folder in folders]
+    for file, value, beams in zip(files, values, (8, 2), strict=True):
+        change_json(file, **{entry: value, "num_beams": beams})
+        file.with_name("manifest.json").unlink()
+    fails(2, f"{files[0]} differs from {files[1]} in {entry}; such models cannot be averaged", *folders)
+    change_json(files[0], **{entry: values[1]})
+    write_model(folders, models.parent)
+    assert json.loads((models.parent / "generation_config.json").read_text())["num_beams"] == 2
 
 
 @pytest.mark.parametrize(

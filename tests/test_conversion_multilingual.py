@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import one_fast_in, padded, randomise
 from golden import converted, golden, refusal, train_sentencepiece
-from saved_model import ENGLISH, GERMAN
+from saved_model import ENGLISH, GERMAN, change_json
 from transformers import (
     AutoTokenizer,
     BlenderbotConfig,
@@ -177,6 +177,31 @@ def test_multilingual_models_translate_as_in_transformers(which: str, tmp_path: 
         ids = translator.tokenizer(text)["input_ids"]
         assert [ids[0], ids[-1]] == tokenizer("a")["input_ids"][:: len(tokenizer("a")["input_ids"]) - 1]
         assert not {forced, 2} & set(ids[1:-1])
+
+
+def test_an_edited_forced_token_is_not_written(tmp_path: Path, refused):
+    """The tokenizer that is written has the language for which the model was converted."""
+    tokenizer = nllb_tokenizer(tmp_path / "theirs")
+    random_model("m2m_100", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "theirs")
+    tokenizer.save_pretrained(tmp_path / "theirs")
+    main([str(tmp_path / "theirs"), str(tmp_path / "ours"), "--source-language", "en", "--target-language", "de"])
+    german, french = map(tokenizer.convert_tokens_to_ids, ("deu_Latn", "fra_Latn"))
+    change_json(tmp_path / "ours/generation_config.json", forced_bos_token_id=french)
+    message = refused(main, [tmp_path / "ours", tmp_path / "back", "--to", "hf-prenorm"], 2)
+    assert f"is {french}, but the token of deu_Latn, for which the model was converted, is {german}" in message
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_token_that_the_toolkit_lacks_is_not_written(tmp_path: Path, refused):
+    """Tokens that were added to the converted model are cut off."""
+    random_model("pegasus").save_pretrained(tmp_path / "theirs")
+    main([str(tmp_path / "theirs"), str(tmp_path / "ours")])
+    model = load_model(tmp_path / "ours", device="cpu")
+    model.resize_token_embeddings(42)
+    model.generation_config.forced_bos_token_id = 41
+    model.save_pretrained(tmp_path / "ours")
+    message = refused(main, [tmp_path / "ours", tmp_path / "back", "--to", "hf-prenorm"], 2)
+    assert "forced_bos_token_id of generation_config.json is 41; the ids go up to 39" in message
 
 
 @pytest.mark.parametrize("records_ids", [False, True])

@@ -376,6 +376,7 @@ def test_the_api_is_described(server):
         (b'{"q": "a", "source": "en", "target": "de", "format": "pdf"}', 400, "format: "),
         (b'{"q": "a", "source": "en", "target": "de", "alternatives": 4}', 400, "the number of beams minus 1, 3"),
         (b'{"q": "a", "source": "en", "target": "de", "alternatives": -1}', 400, "alternatives: "),
+        (b'{"q": "a", "source": "en", "target": "de", "alternatives": true}', 400, "alternatives: "),
         (b'{"q": "a", "source": "en", "target": "de", "attention": true}', 400, "attention needs"),
         (json.dumps(LANGUAGES | {"q": "a" * 5001}).encode(), 413, "5,001 characters; the limit is 5,000"),
         (json.dumps(LANGUAGES | {"q": ["a"] * 101}).encode(), 413, "101 texts; the limit is 100"),

@@ -28,6 +28,10 @@ from .checkpoints import Progress
 from .recipe import CheckpointSettings, differences
 from .tensors import save_tensors
 
+# Entries of generation_config.json that belong to the model. The others are defaults, which each call may change: an
+# average takes those of the last checkpoint.
+FIXED_SEARCH = ("beam_search", "forced_bos_token_id", "suppress_tokens")
+
 
 def list_other_files(folder: Path) -> list[str]:
     """Return the names of the files that a model folder has besides the weights and the manifest, config.json first."""
@@ -55,9 +59,9 @@ def average_weights(folders: list[Path]) -> dict[str, torch.Tensor]:
 
 
 def read_fixed_entries(path: Path) -> dict[str, Any]:
-    """Read a tokenizer, or the entries of a config.json that are the same for all checkpoints of a model."""
-    content = read_json_object(path)
-    return content if path.name != "config.json" else {name: content.get(name) for name in FIXED_ENTRIES}
+    """Read a tokenizer, or the entries of a file of settings that are the same for all checkpoints of a model."""
+    content, fixed = read_json_object(path), {"config.json": FIXED_ENTRIES, "generation_config.json": FIXED_SEARCH}
+    return {name: content.get(name) for name in fixed[path.name]} if path.name in fixed else content
 
 
 def write_model(folders: list[Path], model: Path, **about: Any) -> None:
@@ -66,14 +70,17 @@ def write_model(folders: list[Path], model: Path, **about: Any) -> None:
     `about` are further entries of the manifest. Raises InputError if the tokenizers or the architectures differ.
     """
     for name in SETTINGS_FILES:
-        if name == "config.json" or name.endswith("tokenizer.json"):
+        if name in ("config.json", "generation_config.json") or name.endswith("tokenizer.json"):
             paths = [folder / name for folder in folders if (folder / name).is_file()]
             if paths and len(paths) < len(folders):
                 absent = next(folder / name for folder in folders if folder / name not in paths)
                 raise InputError(f"{absent} is missing, but there is {paths[0]}; such models cannot be averaged")
             for path in paths[:-1]:
-                if read_fixed_entries(path) != read_fixed_entries(paths[-1]):
-                    raise InputError(f"{path} differs from {paths[-1]}; such models cannot be averaged")
+                entries, last = read_fixed_entries(path), read_fixed_entries(paths[-1])
+                if odd := sorted(key for key in entries | last if entries.get(key) != last.get(key)):
+                    raise InputError(
+                        f"{path} differs from {paths[-1]} in {', '.join(odd)}; such models cannot be averaged"
+                    )
     save_tensors(average_weights(folders), model / WEIGHTS)
     for name in list_other_files(folders[-1]):
         check_inside(folders[-1] / name, folders[-1])  # the content that a link leads to would be copied

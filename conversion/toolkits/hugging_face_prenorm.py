@@ -220,6 +220,7 @@ def write(folder: OurModel, out: Path, options: Options) -> None:
     bias = ours.get(OUTPUT_BIAS, torch.zeros(len(ours[OUTPUT])))
     if kind == M2M100 and bias.any():
         reasons.add_setting("the output layer has a bias (output_bias)")
+    check_forced_token(folder, reasons)
     reasons.raise_if_any()
 
     rules = [*make_layer_rules(config.to_dict()), *FINAL_NORMS, *(LEARNED if kind == BLENDERBOT else [])]
@@ -236,3 +237,22 @@ def write(folder: OurModel, out: Path, options: Options) -> None:
     languages = {"src_lang": kept.get("source_lang"), "tgt_lang": kept.get("target_lang")}
     languages = {name: language for name, language in languages.items() if language}
     write_toolkit_json(kept["tokenizer_config"] | languages, out / TOKENIZER_SETTINGS)
+
+
+def check_forced_token(folder: OurModel, reasons: Reasons) -> None:
+    """Add a reason if generation_config.json, which may have been edited, forces a token that does not fit.
+
+    It must be one of the toolkit's tokens and, in a model with languages, that of the target language, which the
+    written tokenizer has.
+    """
+    forced, rows = folder.model.generation_config.forced_bos_token_id, folder.rows["target"]
+    language = folder.kept.get("target_lang")
+    if forced is None:
+        return
+    if forced >= rows:
+        reasons.add_setting(f"forced_bos_token_id of generation_config.json is {forced}; the ids go up to {rows - 1}")
+    elif language and folder.has_tokenizer() and forced != (first := folder.tokenizer("target").encode("a").ids[0]):
+        reasons.add_setting(
+            f"forced_bos_token_id of generation_config.json is {forced}, but the token of {language}, for which the "
+            f"model was converted, is {first}; convert it again for another language"
+        )
