@@ -15,6 +15,7 @@ from vaswani_transformer.loading import as_dtype, load_model
 from vaswani_transformer.model_folder import CONVERSION_RECORD, ORIGINALS, ModelFolder
 
 from .layout import OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET, Sinusoids, concatenate
+from .options import Reasons
 from .vocabulary import SIDES
 
 # In CONVERSION_RECORD: "toolkit", its name; "file", the checkpoint's name; "options", what converting it back needs:
@@ -55,6 +56,14 @@ class OurModel:
     def keep_all_rows(self) -> None:
         """Treat the special tokens and aliases that were added for our model as part of the vocabulary."""
         self.rows: dict[str, int] = {"source": self.config.vocab_size, "target": self.config.decoder_vocab_size}
+
+    def check_forced_token(self, reasons: Reasons) -> None:
+        """Add a reason if generation_config.json, which may have been edited, forces a token that is not written."""
+        forced, rows = self.model.generation_config.forced_bos_token_id, self.rows["target"]
+        if forced is not None and forced >= rows:
+            reasons.add_setting(
+                f"forced_bos_token_id of generation_config.json is {forced}; the ids go up to {rows - 1}"
+            )
 
     def has_tokenizer(self) -> bool:
         return (self.path / "tokenizer.json").exists()

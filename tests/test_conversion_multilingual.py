@@ -192,16 +192,21 @@ def test_an_edited_forced_token_is_not_written(tmp_path: Path, refused):
     assert not (tmp_path / "back").exists()
 
 
-def test_a_token_that_the_toolkit_lacks_is_not_written(tmp_path: Path, refused):
+@pytest.mark.parametrize("toolkit", ["hf-prenorm", "hf-marian"])
+def test_a_token_that_the_toolkit_lacks_is_not_written(toolkit: str, tmp_path: Path, refused):
     """Tokens that were added to the converted model are cut off."""
-    random_model("pegasus").save_pretrained(tmp_path / "theirs")
+    if toolkit == "hf-prenorm":
+        random_model("pegasus").save_pretrained(tmp_path / "theirs")
+    else:
+        shutil.copytree(golden("hf-marian"), tmp_path / "theirs")
+    rows = json.loads((tmp_path / "theirs/config.json").read_text())["vocab_size"]
     main([str(tmp_path / "theirs"), str(tmp_path / "ours")])
     model = load_model(tmp_path / "ours", device="cpu")
-    model.resize_token_embeddings(42)
-    model.generation_config.forced_bos_token_id = 41
+    model.resize_token_embeddings(rows + 9)
+    model.generation_config.forced_bos_token_id = rows + 8
     model.save_pretrained(tmp_path / "ours")
-    message = refused(main, [tmp_path / "ours", tmp_path / "back", "--to", "hf-prenorm"], 2)
-    assert "forced_bos_token_id of generation_config.json is 41; the ids go up to 39" in message
+    message = refused(main, [tmp_path / "ours", tmp_path / "back", "--to", toolkit], 2)
+    assert f"forced_bos_token_id of generation_config.json is {rows + 8}; the ids go up to {rows - 1}" in message
 
 
 @pytest.mark.parametrize("records_ids", [False, True])

@@ -371,6 +371,7 @@ def write_marian(folder: OurModel, out: Path, options: Options) -> None:
         folder.keep_all_rows()
     elif not folder.kept.get("scale_embedding", True):
         options.reasons.add_setting("the embeddings were divided by sqrt(d_model) when they were converted")
+    folder.check_forced_token(options.reasons)
     ours = folder.tensors(CONCATENATED)
     tensors = rename_to_theirs(make_layer_rules(config.to_dict()), ours)
     separate = {ENCODER_EMBEDDING: ours[SOURCE], DECODER_EMBEDDING: ours[TARGET]}

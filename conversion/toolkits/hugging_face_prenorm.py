@@ -220,7 +220,8 @@ def write(folder: OurModel, out: Path, options: Options) -> None:
     bias = ours.get(OUTPUT_BIAS, torch.zeros(len(ours[OUTPUT])))
     if kind == M2M100 and bias.any():
         reasons.add_setting("the output layer has a bias (output_bias)")
-    check_forced_token(folder, reasons)
+    folder.check_forced_token(reasons)
+    check_forced_language(folder, reasons)
     reasons.raise_if_any()
 
     rules = [*make_layer_rules(config.to_dict()), *FINAL_NORMS, *(LEARNED if kind == BLENDERBOT else [])]
@@ -239,19 +240,15 @@ def write(folder: OurModel, out: Path, options: Options) -> None:
     write_toolkit_json(kept["tokenizer_config"] | languages, out / TOKENIZER_SETTINGS)
 
 
-def check_forced_token(folder: OurModel, reasons: Reasons) -> None:
-    """Add a reason if generation_config.json, which may have been edited, forces a token that does not fit.
+def check_forced_language(folder: OurModel, reasons: Reasons) -> None:
+    """Add a reason if generation_config.json, which may have been edited, forces the token of another language.
 
-    It must be one of the toolkit's tokens and, in a model with languages, that of the target language, which the
-    written tokenizer has.
+    The written tokenizer has the target language of the conversion.
     """
-    forced, rows = folder.model.generation_config.forced_bos_token_id, folder.rows["target"]
-    language = folder.kept.get("target_lang")
-    if forced is None:
+    forced, language = folder.model.generation_config.forced_bos_token_id, folder.kept.get("target_lang")
+    if forced is None or not language or not folder.has_tokenizer():
         return
-    if forced >= rows:
-        reasons.add_setting(f"forced_bos_token_id of generation_config.json is {forced}; the ids go up to {rows - 1}")
-    elif language and folder.has_tokenizer() and forced != (first := folder.tokenizer("target").encode("a").ids[0]):
+    if forced != (first := folder.tokenizer("target").encode("a").ids[0]):
         reasons.add_setting(
             f"forced_bos_token_id of generation_config.json is {forced}, but the token of {language}, for which the "
             f"model was converted, is {first}; convert it again for another language"
