@@ -70,6 +70,10 @@ def downloaded(hub: HubServer) -> set[str]:
         ["align", OPUS, "--source", "full/file", "--target", "full/file", "--output", "absent/out"],
         ["plot", "attention", OPUS, "--source", "a", "--output", "absent/out.png"],
         ["convert", OPUS, "full"],
+        ["convert", OPUS, "absent/out"],
+        ["convert", OPUS, "new", "--logits", "absent.en"],
+        ["export", "onnx", OPUS, "absent/out"],
+        ["export", "onnx", OPUS, "new", "--sentences", "absent.en"],
         ["export", "onnx", OPUS, "full"],
     ],
     ids=" ".join,
@@ -81,7 +85,7 @@ def test_files_of_the_user_are_checked_before_a_download(hub, tmp_path, capsys, 
         main(words)
     assert ended.value.code == 2
     named = "full is not empty" if "full" in words else "absent.en: no such file"
-    named = "the folder absent does not exist" if words[-1].startswith("absent/") else named
+    named = "absent does not exist" if words[-1].startswith("absent/") else named
     assert named in capsys.readouterr().err and not downloaded(hub)
 
 
