@@ -46,8 +46,6 @@ def check_new_folder(path: str | Path) -> Path:
     if path.is_dir() and (target.is_mount() or target == Path.cwd()):
         state = "a mount point" if target.is_mount() else "the current folder"
         raise InputError(f"{path} is {state}, which cannot be replaced; give the name of a new folder inside it")
-    if not target.parent.is_dir():
-        raise InputError(f"{path}: the folder {target.parent} does not exist")
     return path
 
 
