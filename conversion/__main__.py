@@ -9,6 +9,7 @@ import typer
 from vaswani_transformer.atomic import check_new_folder
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
+from vaswani_transformer.lines import check_file
 from vaswani_transformer.model_argument import locate_model
 from vaswani_transformer.options import DryRun, Revision
 
@@ -62,6 +63,8 @@ def convert(
         raise InputError("--to converts a model folder of this project and takes no other option")
     if not dry_run:
         check_new_folder(out)  # before the model is downloaded
+        if logits is not None:
+            check_file(logits)
     path = locate_model(model, revision, dry_run)
     from .convert import export_checkpoint, import_checkpoint, import_tokenizer
 

@@ -296,10 +296,7 @@ def test_a_row_that_does_not_fit_is_refused_before_translating(model_folder, ref
         (["model", "--source", "s", "--reference", "r", "--test", "x"], "use them without --config, --data and --test"),
         (["empty", "--source", "s", "--reference", "r", "--record", "t.csv"], "empty has no config.json"),
         (["model", "--config", "demoo"], "did you mean 'demo'"),
-        (
-            ["model", "--config", "demo", "--hypotheses", "no/where"],
-            "no/where: give the name of a file in an existing folder",
-        ),
+        (["model", "--config", "demo", "--hypotheses", "no/where"], "no/where: the folder no does not exist"),
         (["model", "--config", "paper_base_en_de", "--data", "nowhere"], "there is no folder nowhere"),
     ],
 )

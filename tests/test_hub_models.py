@@ -63,7 +63,15 @@ def downloaded(hub: HubServer) -> set[str]:
         ["translate", OPUS, "--input", "absent.en"],
         ["score", OPUS, "--source", "absent.en", "--target", "absent.de"],
         ["align", OPUS, "--source", "absent.en", "--target", "absent.de"],
+        ["evaluate", OPUS, "--source", "full/file", "--reference", "absent.en"],
+        ["evaluate", OPUS, "--hypotheses", "absent/out"],
+        ["translate", OPUS, "--output", "absent/out"],
+        ["score", OPUS, "--source", "full/file", "--target", "full/file", "--output", "absent/out"],
+        ["align", OPUS, "--source", "full/file", "--target", "full/file", "--output", "absent/out"],
+        ["plot", "attention", OPUS, "--source", "a", "--output", "absent/out.png"],
         ["convert", OPUS, "full"],
+        ["convert", OPUS, "new", "--logits", "absent.en"],
+        ["export", "onnx", OPUS, "new", "--sentences", "absent.en"],
         ["export", "onnx", OPUS, "full"],
     ],
     ids=" ".join,
@@ -75,7 +83,15 @@ def test_files_of_the_user_are_checked_before_a_download(hub, tmp_path, capsys, 
         main(words)
     assert ended.value.code == 2
     named = "full is not empty" if "full" in words else "absent.en: no such file"
+    named = "absent does not exist" if words[-1].startswith("absent/") else named
     assert named in capsys.readouterr().err and not downloaded(hub)
+
+
+@pytest.mark.parametrize("command", ["translate", "score", "align"])
+def test_a_dry_run_reads_no_text(hub, capsys, command):
+    """The texts need not exist yet, and stdin may be a terminal."""
+    text = ["--input", "absent.en"] if command == "translate" else ["--source", "absent.en", "--target", "-"]
+    assert "bytes would be downloaded" in printed(capsys, command, OPUS, "--dry-run", *text)
 
 
 def printed(capsys, *words: object) -> str:

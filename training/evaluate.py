@@ -14,7 +14,14 @@ import typer
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.languages import read_languages
-from vaswani_transformer.lines import open_output, read_lines, refuse_same_file, remove_line_breaks
+from vaswani_transformer.lines import (
+    check_file,
+    check_output,
+    open_output,
+    read_lines,
+    refuse_same_file,
+    remove_line_breaks,
+)
 from vaswani_transformer.model_argument import find_model_and_backend
 from vaswani_transformer.options import (
     Backend,
@@ -67,6 +74,12 @@ def evaluate(
     revision: Revision = None,
     dry_run: DryRun = False,
 ) -> None:
+    if not dry_run:  # before the model is downloaded
+        for file in (source, reference, kinds):
+            if file is not None and str(file) != "-":
+                check_file(file)
+        if hypotheses is not None:
+            check_output(hypotheses)
     folder, backend = find_model_and_backend(context, model, backend, revision, dry_run)
     if not folder.is_dir():
         raise InputError(f"{model}: no such folder")
@@ -86,8 +99,6 @@ def evaluate(
         text = replace(text, kinds=read_kinds(kinds, len(text.sources)))
     if hypotheses is not None:
         refuse_same_file("--hypotheses", hypotheses, *text.files, kinds, record_to)
-    if hypotheses is not None and (hypotheses.is_dir() or not hypotheses.parent.is_dir()):
-        raise InputError(f"--hypotheses {hypotheses}: give the name of a file in an existing folder")
     weights = "" if record_to is None else hash_weights(folder)
     translator: Translator = Translator.from_pretrained(folder, backend=backend, device=device, dtype=dtype)
     search = translator.change_search(num_beams=num_beams, length_penalty=length_penalty)

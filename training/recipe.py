@@ -182,7 +182,11 @@ class CheckpointSettings(BaseModel):
         ge=1,
         description="Newest checkpoints at multiples of save_every to keep; the newest and the best are always kept.",
     )
-    average_last: int = Field(5, ge=1, description="Checkpoints averaged into the final model.")
+    average_last: int = Field(
+        5,
+        ge=1,
+        description="Checkpoints averaged into the final model; `train` warns if they span more than 40% of the steps.",
+    )
 
     @property
     def validation_interval(self) -> int:

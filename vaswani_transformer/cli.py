@@ -21,7 +21,7 @@ from .errors import InputError
 from .exit import exit_cleanly
 from .files import files_sha256
 from .hub_files import check_folder
-from .lines import check_file, open_output, read_arriving_lines, read_lines, refuse_same_file
+from .lines import check_file, check_output, open_output, read_arriving_lines, read_lines, refuse_same_file
 from .model_argument import find_model, find_model_and_backend
 from .model_folder import choose_backend
 from .options import (
@@ -57,9 +57,10 @@ app.add_typer(plot_app, name="plot", help="Draw attention, positions, or the cur
 
 
 def check_picture(output: str) -> str:
-    """Return the file name of a picture. Raises InputError unless it has the suffix of a supported format."""
+    """Return the file name of a picture. Raises InputError if it has another suffix, or cannot be written."""
     if Path(output).suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InputError(f"--output {output}: the file name of a picture ends in .png, .svg or .pdf")
+    check_output(output)
     return output
 
 
@@ -313,15 +314,13 @@ def check_paths(input: str, output: str, report: str | None) -> bool:
     """Refuse impossible names before a download. Return whether a file is translated to a file, in parts."""
     if input != "-":
         check_file(input)
+    check_output(output)
     refuse_same_file("--output", output, input)
     if report is not None:
         refuse_same_file("--report", report, input, output)
         append_report(Path(report), [], [])
     in_parts = input != "-" and Path(input).is_file() and output != "-"
-    in_parts = in_parts and (Path(output).is_file() or not Path(output).exists())
-    if in_parts and not Path(output).absolute().parent.is_dir():
-        raise InputError(f"--output {output}: the folder {Path(output).parent} does not exist")
-    return in_parts
+    return in_parts and (Path(output).is_file() or not Path(output).exists())
 
 
 def load_translator(folder: Path, backend: Any = "torch", **options: Any) -> Any:
@@ -369,8 +368,7 @@ def score(
     revision: Revision = None,
     dry_run: DryRun = False,
 ) -> None:
-    sources, targets = read_parallel(source, target)
-    refuse_same_file("--output", output, source, target)
+    sources, targets = ([], []) if dry_run else read_pairs(source, target, output)
     folder = find_model(context, model, revision, dry_run)
     progress = shows_progress(progress, target, output)
     with open_output(output) as out:
@@ -388,6 +386,13 @@ def score(
                 }
                 line = json.dumps(fields, ensure_ascii=False)
             out.write(f"{line}\n".encode())
+
+
+def read_pairs(source: str, target: str, output: str) -> tuple[list[str], list[str]]:
+    """Read the lines of two files. Refuse impossible texts and names before a download."""
+    check_output(output)
+    refuse_same_file("--output", output, source, target)
+    return read_parallel(source, target)
 
 
 def read_parallel(source: str, target: str) -> tuple[list[str], list[str]]:
@@ -413,8 +418,7 @@ def align(
     revision: Revision = None,
     dry_run: DryRun = False,
 ) -> None:
-    sources, targets = read_parallel(source, target)
-    refuse_same_file("--output", output, source, target)
+    sources, targets = ([], []) if dry_run else read_pairs(source, target, output)
     folder = find_model(context, model, revision, dry_run)
     progress = shows_progress(progress, target, output)
     with open_output(output) as out:

@@ -68,6 +68,17 @@ def refuse_same_file(option: str, output: object, *others: object) -> None:
             raise InputError(f"{option} {output} is the same file as {other}; give another name")
 
 
+def check_output(path: str | Path) -> Path:
+    """Return the path to write for an output, the target of a symbolic link. Raises InputError; "-" is stdout."""
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give the name of a file")
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if not target.parent.is_dir():
+        raise InputError(f"{path}: the folder {target.parent} does not exist")
+    return target
+
+
 @contextmanager
 def open_text(path: Path) -> Iterator[BinaryIO]:
     """Open a file for reading bytes, and decompress it if its name ends in .gz. Raises BrokenFileError."""
@@ -161,9 +172,7 @@ def open_output(path: str | Path) -> Iterator[BinaryIO]:
         yield stream
         stream.flush()
         return
-    path = Path(path)
-    if path.is_dir():
-        raise InputError(f"{path} is a folder; give the name of a file")
+    path, target = Path(path), check_output(path)
     if path.exists() and not path.is_file():
         try:
             with path.open("wb") as stream:
@@ -175,9 +184,6 @@ def open_output(path: str | Path) -> Iterator[BinaryIO]:
                 error.filename = str(path)
             raise
         return
-    target = Path(os.path.realpath(path)) if path.is_symlink() else path
-    if not target.parent.is_dir():
-        raise InputError(f"{path}: the folder {target.parent} does not exist")
     with atomic_file(target) as stream:
         if path.suffix == ".gz":
             with gzip.GzipFile("", "wb", fileobj=stream, mtime=0) as compressed:

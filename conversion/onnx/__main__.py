@@ -10,6 +10,7 @@ from rich.console import Console
 from vaswani_transformer.atomic import check_new_folder
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
+from vaswani_transformer.lines import check_file
 from vaswani_transformer.model_argument import find_model
 from vaswani_transformer.options import DryRun, Model, Revision
 
@@ -96,6 +97,8 @@ def export(
 
     if not dry_run:
         check_new_folder(output)  # before the model is downloaded
+        if sentences not in (None, "-"):
+            check_file(sentences)
     folder = find_model(context, model, revision, dry_run)
     if not folder.is_dir():
         raise InputError(f"{model}: no such folder")
