@@ -269,9 +269,9 @@ def test_batches_are_larger_on_a_gpu(translator, monkeypatch):
     sizes = []
     monkeypatch.setattr(translator, "count_cores", lambda: None)
     with translator.model.get_encoder().register_forward_hook(lambda *_: sizes.append(len(_[2][0]))):
-        translator.translate(["a"] * 2000, num_beams=8, max_new_tokens=1)
+        translator.translate(["a"] * 2100, num_beams=8, max_new_tokens=1)
         translator.score(["a"] * 5000, ["b"] * 5000)
-    assert sizes == [2000, 5000]  # of 32,000 and 10,000 tokens
+    assert sizes == [2048, 52, 5000]  # at most 32,768 tokens
 
 
 @pytest.mark.parametrize(
