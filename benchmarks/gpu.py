@@ -66,8 +66,12 @@ def measure(
     only: Annotated[str | None, typer.Option(help="Measurements, separated by commas; default: all.")] = None,
 ) -> None:
     """Measure everything on a GPU. Run the same command again to resume."""
-    text, debian_text, results = (shlex.quote(str(path.resolve())) if path else "" for path in (data, debian, output))
-    commands = measurements(text, debian_text, results, device, SMALL if small else FULL)
+    # Of the test set, which may be compressed; its absence is named when it is read.
+    source = min(data.glob("test_2016_flickr.en*"), default=data / "test_2016_flickr.en")
+    text, source_text, debian_text, results = (
+        shlex.quote(str(path.resolve())) if path else "" for path in (data, source, debian, output)
+    )
+    commands = measurements(text, source_text, debian_text, results, device, SMALL if small else FULL)
     names = only.split(",") if only else list(commands)
     if unknown := [name for name in names if name not in commands]:
         raise InputError(f"--only {unknown[0]}: not a measurement; measurements: {', '.join(commands)}")
@@ -79,10 +83,13 @@ def measure(
         )
 
 
-def measurements(data: str, debian: str, output: str, device: str, options: dict[str, Any]) -> dict[str, list[str]]:
+def measurements(
+    data: str, source: str, debian: str, output: str, device: str, options: dict[str, Any]
+) -> dict[str, list[str]]:
     """Return the commands of each measurement, in order, without `python`.
 
-    data, debian, output: folders, quoted for a shell; debian may be "".  options: FULL or SMALL
+    data, debian, output: folders, quoted for a shell; debian may be "".  source: a text file in data
+    options: FULL or SMALL
     """
 
     def benchmark(name: str, words: str = "") -> str:
@@ -107,9 +114,9 @@ def measurements(data: str, debian: str, output: str, device: str, options: dict
     found["decode"] = [benchmark("decode_base_size", options["decode"])]
     model = f"{output}/multi30k-{options['seeds'][0]}"
     for precision in ("fp32", "fp16"):
-        onnx, source = f"{output}/onnx-{precision}", f"--source {data}/test_2016_flickr.en.gz --sentences 64"
+        onnx, words = f"{output}/onnx-{precision}", f"--source {source} --sentences 64 --batch-size 64"
         found[f"export-{precision}"] = [f"-m vaswani_transformer export onnx {model} {onnx} --precision {precision}"]
-        found[f"profile-{precision}"] = [benchmark("decode_profile", f"{onnx} {source} --batch-size 64")]
+        found[f"profile-{precision}"] = [benchmark("decode_profile", f"{onnx} {words}")]
     if device == "cpu" or torch.cuda.device_count() > 1:
         found["scaling"] = [benchmark("scaling", f"{data} {options['scaling']}")]
     claims = f"-m paper claims --run {output}/multi30k-1 --data {data} --seconds 0.2 --output {output}/paper"
