@@ -32,7 +32,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"  # the processes that tests start
 
-# The tests are of the CPU, also on a machine with a GPU: `make gpu` compares the two.
+# The tests run on the CPU, on a machine with a GPU as well: `make gpu` compares the two.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 # Of processes that tests start: nothing else of this process's environment.
