@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from browser import in_node, node
 from conftest import one_fast_in
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from saved_model import ENGLISH
 from tokenizers import Regex, normalizers
@@ -174,6 +174,7 @@ texts = st.text(st.sampled_from("aBé .!?…。」\n\"')1一-ü🙂"), max_size=
 @pytest.mark.parametrize("coder", [(encode, decode), (encode_bpe, decode_bpe)], ids=["letters", "byte-level BPE"])
 @settings(deadline=None)
 @given(text=texts, limit=st.integers(8, 30), by_sentence=st.booleans())
+@example(text="¡¹ : 0", limit=8, by_sentence=False)
 def test_the_parts_and_what_is_copied_make_up_the_text(coder, text: str, limit: int, by_sentence: bool) -> None:
     parts = list(split_text(text, limit, coder[0], by_sentence))
     assert all(len(part.ids) <= limit for part in parts)
@@ -243,7 +244,7 @@ def page_texts() -> list[str]:
         words = " ".join([sentence, *generator.choices(corpus, k=number % 4)]).replace(".", ",").split(" ")
         words += generator.choices(unusual, k=number % 3)
         texts += [sentence, " ".join(generator.sample(words, len(words)))]
-        splice = generator.choice([", ", "., ", "; ", ",  "])
+        splice = generator.choice([", ", "., ", "; ", ",  ", " : "])
         texts.append(splice.join(one.rstrip(".") for one in [sentence, *generator.choices(corpus, k=number % 5)]))
     return texts
 
@@ -276,6 +277,9 @@ JOINED = [
     ("她说……", "", "再见。", "她说……再见。"),
     ("Ein Mann geht.", ", ", "zwei Hunde laufen.", "Ein Mann geht, zwei Hunde laufen."),
     ("So …", "; ", "ja.", "So …; ja."),
+    ("Ein Mann geht.", " : ", "zwei Hunde laufen.", "Ein Mann geht : zwei Hunde laufen."),
+    ("Ein Mann geht.", " :) ", "Zwei Hunde laufen.", "Ein Mann geht. :) Zwei Hunde laufen."),
+    ("一个人走。", " : ", "两只狗跑。", "一个人走：两只狗跑。"),
     ("一个人走。", ", ", "两只狗跑。", "一个人走，两只狗跑。"),
     ("Ein Mann geht.", "., ", "Zwei Hunde laufen.", "Ein Mann geht., Zwei Hunde laufen."),
 ]

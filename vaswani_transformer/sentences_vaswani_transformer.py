@@ -333,6 +333,7 @@ def sentence_spans(text: str, sentences: bool = True) -> Iterator[tuple[int, int
 # ---- the translations of the pieces in one text ----------------------------------------------------------------------
 
 FULL_WIDTH = {",": "，", ";": "；", ":": "："}
+SPACED_MARK = re.compile(r"\A (?=[,;:](?: |\Z))")  # the space in front of a mark, but not of ":)"
 FULL_STOP = re.compile(r"(?<![.…])[.。]\Z")
 IDEOGRAPH = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]\Z")
 # The end of a sentence that a space follows. Chinese and Japanese double an ellipsis.
@@ -345,10 +346,11 @@ def join_texts(first: str, separator: str, second: str) -> str:
     Chinese and Japanese have nothing between sentences; if the translation's language does, it gets a space. The full
     stop that the model gave to a part in front of a copied comma is dropped, and a comma gets the script's own form.
     """
-    if separator[:1] in FULL_WIDTH or separator[:2] in (".,", ".;"):
+    mark = SPACED_MARK.sub("", separator)
+    if mark[:1] in FULL_WIDTH or mark[:2] in (".,", ".;"):
         first = FULL_STOP.sub("", first)
-        if separator[0] in FULL_WIDTH and IDEOGRAPH.search(first):
-            return first + FULL_WIDTH[separator[0]] + separator[1:].lstrip(" ") + second
+        if mark[0] in FULL_WIDTH and IDEOGRAPH.search(first):
+            return first + FULL_WIDTH[mark[0]] + mark[1:].lstrip(" ") + second
     if not separator and second and SPACED_END.search(first):
         separator = " "
     return first + separator + second
@@ -766,7 +768,7 @@ def cut_clauses(text: str, limit: int, clause: int, encode: Encode) -> Iterator[
         head = text[start : start + (cut or reach)].rstrip(ALL_WHITE_SPACE)
         end = start + len(head)
         if cut:
-            head = CLAUSE_MARK.sub("", head)
+            head = CLAUSE_MARK.sub("", head).rstrip(ALL_WHITE_SPACE)  # French has a space in front of a colon
         ids, _ = encode(head)
         # NFKC turns one character into up to 18: only a part that consists of such a character is truncated.
         yield separator, ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]], head

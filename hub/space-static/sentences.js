@@ -97,6 +97,7 @@ const SHORTEST_SPLICED = 20;
 // A mark at which a sentence was cut. It is copied: training text has hardly a sentence that ends in one.
 const CLAUSE_MARK = /(?<![.…])[;:,]$/u;
 const FULL_WIDTH = { ",": "，", ";": "；", ":": "：" };
+const SPACED_MARK = /^ (?=[,;:](?: |$))/u; // the space in front of a mark, but not of ":)"
 const FULL_STOP = /(?<![.…])[.。]$/u;
 const IDEOGRAPH = /[\u3040-\u30ff\u3400-\u9fff]$/u;
 const SPACED_END = /(?:[.!?]|(?<!…)…)["'”’»)\]“‘«]*$/u;
@@ -234,9 +235,10 @@ export function takeLanguage(line, tokens, chosen) {
  * in front of a copied comma is dropped, and a comma gets the script's own form.
  */
 export function joinedTexts(first, copied, second) {
-  const fullWidth = FULL_WIDTH[copied[0]];
-  if (fullWidth || /^\.[,;]/.test(copied)) first = first.replace(FULL_STOP, "");
-  if (fullWidth && IDEOGRAPH.test(first)) return first + fullWidth + copied.slice(1).replace(/^ +/, "") + second;
+  const mark = copied.replace(SPACED_MARK, "");
+  const fullWidth = FULL_WIDTH[mark[0]];
+  if (fullWidth || /^\.[,;]/.test(mark)) first = first.replace(FULL_STOP, "");
+  if (fullWidth && IDEOGRAPH.test(first)) return first + fullWidth + mark.slice(1).replace(/^ +/, "") + second;
   return first + (copied || (second && SPACED_END.test(first) ? " " : "")) + second;
 }
 
@@ -285,7 +287,7 @@ function cutClauses(text, limit, clause, tokenStarts) {
     }
     if (!cut && starts.length <= limit && isRest) return [...parts, { copied, sentence: rest }];
     const whole = trimEnd(rest.slice(0, cut || reach));
-    const sentence = cut ? whole.replace(CLAUSE_MARK, "") : whole;
+    const sentence = cut ? trimEnd(whole.replace(CLAUSE_MARK, "")) : whole; // French has a space in front of a colon
     parts.push({ copied, sentence });
     const after = trimStart(rest.slice(whole.length));
     copied = rest.slice(sentence.length, rest.length - after.length);
