@@ -19,7 +19,7 @@ Translate = Callable[[list[str], int, bool], list[list[Hypothesis]]]
 WAIT = 0.005  # seconds between the arrival of a batch's first text and its translation, at least
 LEAST_CHARACTERS = 20  # that a text counts as: each has its overhead
 # Of a batch, unless a single text has more. Larger batches are hardly faster and keep other requests waiting; on a GPU,
-# they take as long, as the host is the limit.
+# they take little longer, because the host is the limit.
 BATCH_CHARACTERS, BATCH_CHARACTERS_ON_GPU = 4000, 16_000
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # imported where they are used: either backend works without 
 
 BACKENDS = ("torch", "onnx")
 LARGEST_COUNT = 1_000_000_000  # of batch_tokens
-# The defaults of batch_tokens. On a GPU, a step of a search takes as long for four times the sentences.
+# The defaults of batch_tokens. On a GPU, a step of a search takes little longer for four times the sentences.
 BATCH_TOKENS, BATCH_TOKENS_ON_GPU = 8192, 32_768
 MOST_WORKERS = 1024
 # On a CPU, texts are divided into this many batches, unless these would have fewer tokens times beams.
