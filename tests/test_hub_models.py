@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,8 +102,9 @@ def printed(capsys, *words: object) -> str:
 
 
 @pytest.mark.parametrize("repo", [OURS, pytest.param(OPUS, marks=pytest.mark.slow)])
-def test_every_command_takes_a_repository(hub, repo, model_folder, tmp_path, capsys):
+def test_every_command_takes_a_repository(hub, repo, model_folder, tmp_path, monkeypatch, capsys):
     """Commands on a MarianMTModel convert it on the way: their results are those of the converted folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     if repo == OPUS:
         main(["convert", repo, str(tmp_path / "folder")])
     folder = tmp_path / "folder" if repo == OPUS else model_folder
@@ -120,7 +122,7 @@ def test_every_command_takes_a_repository(hub, repo, model_folder, tmp_path, cap
     assert results[0] == results[1]
     assert "checksums" in results[0][3]
     assert not downloaded(hub) & {*UNREAD, "pytorch_model.bin"}
-    assert not list(Path(os.environ.get("TMPDIR", "/tmp")).glob(".converted.*.tmp/converted/config.json"))
+    assert not list(tmp_path.glob(".converted.*"))
 
 
 @pytest.mark.slow

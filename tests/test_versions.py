@@ -5,6 +5,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from training.recipe import load_recipe
 from training.train import train
@@ -17,9 +18,11 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_the_newest_tried_versions_are_those_of_the_constraints() -> None:
-    """`make test` runs with these."""
+    """`make test` runs with these; torch was also tried in other environments."""
     pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE))
-    assert {package: pins[package] for package in NEWEST_TRIED} == NEWEST_TRIED
+    tried = {package: newest for package, newest in NEWEST_TRIED.items() if package != "torch"}
+    assert {package: pins[package] for package in tried} == tried
+    assert Version(pins["torch"]) <= Version(NEWEST_TRIED["torch"])
 
 
 @pytest.mark.parametrize(("tried", "is_named"), [("5.16", True), ("9999", False), ("installed", False)])

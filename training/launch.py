@@ -1,4 +1,12 @@
-"""Start the training program through Accelerate's launcher."""
+"""Start the training program: in this process, or in several through Accelerate's launcher.
+
+    vaswani-transformer train ...       `start`. One process trains in itself: `training.__main__`
+        python -m training.launch       `accelerate_launch`. Several: Accelerate's launcher, which this program forwards
+                                        signals to and whose exit code it returns
+            python -m training ...      the processes of the run, one for each GPU
+
+`accelerate launch -m training` begins at the last line.
+"""
 
 import logging
 import os
