@@ -30,6 +30,7 @@ def average(
     from .final_model import write_model
     from .run_folder import copy_conversion
 
+    check_new_folder(output)
     folders = checkpoint
     if len(checkpoint) == 1 and (checkpoint[0] / "checkpoints").is_dir():
         last = last or 5
@@ -47,8 +48,6 @@ def average(
             load_model(folder, "cpu")  # refuses what no command could load: the average would be no model either
         except BrokenFileError as error:
             raise BrokenFileError(f"{error}; choose checkpoints without {folder.name}") from error
-    check_new_folder(output)
-    output.absolute().parent.mkdir(parents=True, exist_ok=True)
     records = folders[-1].absolute()  # whose files other than the weights are taken
     run = records.parent.parent
     if records.parent.name == "checkpoints" and (run / RECORD).is_file():

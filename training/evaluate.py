@@ -74,12 +74,14 @@ def evaluate(
     revision: Revision = None,
     dry_run: DryRun = False,
 ) -> None:
+    text = None
     if not dry_run:  # before the model is downloaded
-        for file in (source, reference, kinds):
-            if file is not None and str(file) != "-":
-                check_file(file)
+        if kinds is not None and str(kinds) != "-":
+            check_file(kinds)
         if hypotheses is not None:
             check_output(hypotheses)
+        if not all(option is None for option in (source, reference, config)):
+            text = read_text(source, reference, config, data, test)
     folder, backend = find_model_and_backend(context, model, backend, revision, dry_run)
     if not folder.is_dir():
         raise InputError(f"{model}: no such folder")
@@ -94,7 +96,8 @@ def evaluate(
 
     if record_to is not None:
         check_columns(record_to, RESULT_COLUMNS)
-    text = read_text(folder, source, reference, config, data, test)
+    if text is None:
+        text = read_recipe_text(load_run_recipe(folder, data, test))
     if kinds is not None:
         text = replace(text, kinds=read_kinds(kinds, len(text.sources)))
     if hypotheses is not None:
@@ -147,10 +150,13 @@ class EvaluationText:
 
 
 def read_text(
-    model: Path, source: Path | None, reference: Path | None, config: str | None, data: str | None, test: str | None
+    source: Path | None, reference: Path | None, config: str | None, data: str | None, test: str | None
 ) -> EvaluationText:
-    if source is None and reference is None:
-        return read_recipe_text(load_run_recipe(model, config, data, test))
+    """Return the text of --source and --reference, or of the recipe of --config."""
+    if config is not None and source is None and reference is None:
+        from .recipe import load_recipe
+
+        return read_recipe_text(load_recipe(config, text_flags(data, test)))
     if source is None or reference is None:
         raise InputError("give both --source and --reference, or neither")
     if any(option is not None for option in (config, data, test)):
@@ -206,17 +212,10 @@ def read_kinds(path: Path, sentences: int) -> list[str]:
     return kinds
 
 
-def load_run_recipe(
-    model: Path, config: str | None = None, data: str | None = None, test: str | None = None
-) -> "Recipe":
-    """Load the recipe called `config`, or that of the run in the model's folder. data, test: replace the recipe's."""
+def load_run_recipe(model: Path, data: str | None = None, test: str | None = None) -> "Recipe":
+    """Load the recipe of the run in the model's folder. data, test: replace the recipe's."""
     from .recipe import TEXT_KEYS, load_recipe
 
-    flags = {} if test is None else {"test": test}
-    if data is not None:
-        flags |= {"data": data, "dataset": "null", "dataset_config": "null", "streaming": "false"}
-    if config is not None:
-        return load_recipe(config, flags)
     if (run := read_run(model)) == {}:
         raise InputError(f"{model} has no run.json; pass --config RECIPE, or --source and --reference")
     recorded = {key: value for key, value in run.get("recipe", {}).items() if key in TEXT_KEYS}
@@ -224,7 +223,15 @@ def load_run_recipe(
         load_recipe(None, recorded=recorded)
     except InputError as error:
         raise BrokenFileError(f"{model / RECORD}: recipe: {error}; pass --config RECIPE instead") from None
-    return load_recipe(None, flags, recorded)
+    return load_recipe(None, text_flags(data, test), recorded)
+
+
+def text_flags(data: str | None, test: str | None) -> dict[str, str]:
+    """Return the keys of a recipe that --data and --test replace."""
+    flags = {} if test is None else {"test": test}
+    if data is not None:
+        flags |= {"data": data, "dataset": "null", "dataset_config": "null", "streaming": "false"}
+    return flags
 
 
 def main(arguments: list[str] | None = None) -> None:
