@@ -391,6 +391,18 @@ def test_models_with_different_outputs_are_not_averaged(models, fails, entry, va
     assert json.loads((models.parent / "generation_config.json").read_text())["num_beams"] == 2
 
 
+def test_models_of_other_languages_are_not_averaged(models, fails, capsys):
+    """One tokenizer serves several languages. The card of one names them, the record of its run those of another."""
+    folders = [models / f"step-{step}" for step in (20, 30)]
+    recipe = {"source_language": "en", "target_language": "de"}
+    (folders[0] / "run.json").write_text(json.dumps({"recipe": recipe}))
+    (folders[1] / "README.md").write_text("---\nlanguage: [en, fr]\ntags: [vaswani_transformer]\n---\n")
+    fails(2, f"{folders[0]} translates en to de, but {folders[1]} en to fr; such models cannot be averaged", *folders)
+    (folders[1] / "README.md").write_text("---\nlanguage: [eng, deu]\ntags: [vaswani_transformer]\n---\n")
+    average([*map(str, folders), "--output", str(models.parent / "model")])
+    assert "the average of step-20, step-30" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
