@@ -236,6 +236,48 @@ def test_an_interrupted_stream_is_a_one_line_error(tmp_path, load_dataset):
         load_dataset("broken", streaming=True)
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("card", "rows", "message"),
+    [
+        ("configs: [", [ROWS[0]], "cannot be loaded: while parsing a flow"),
+        ("configs: [5]", [ROWS[0]], "cannot be loaded: argument of type 'int' is not iterable"),
+        ("dataset_info: {features: 5}", [ROWS[0]], "cannot be loaded: Expected a dict or a list"),
+        ("pretty_name: a", [], "cannot be loaded: StopIteration"),
+        ("pretty_name: a", [ROWS[0], {"en": "two", "fr": "deux"}], "cannot be (loaded|read): (Couldn't cast|.*schema)"),
+        ("pretty_name: a", [{"translation": "eins", "en": "one"}], "no column 'de'; available: translation, en"),
+        ("pretty_name: a", [{"translation": ["one", "eins"]}], "no column 'en'; available: translation"),
+    ],
+)
+def test_a_dataset_with_unexpected_files_is_a_one_line_error(
+    tmp_path, load_dataset, monkeypatch, streaming, card, rows, message
+):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "copies")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/README.md").write_text(f"---\n{card}\n---\n")
+    for number, row in enumerate(rows or [""]):
+        (tmp_path / "set" / f"train-{number}.jsonl").write_text(row and json.dumps(row))
+    with pytest.raises((InputError, UnavailableError), match=message):
+        load_dataset("set", streaming=streaming)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", ["image", "audio"])
+def test_pictures_and_sounds_of_a_dataset_are_not_read(tmp_path, load, load_dataset, monkeypatch, kind, streaming):
+    """Their decoders may not be installed, and would open whatever file or address a row names."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "copies")
+    write_both(tmp_path)
+    plain, _ = load()
+    (tmp_path / "set").mkdir()
+    columns = "".join(
+        f"  - {{name: {name}, dtype: {dtype}}}\n"
+        for name, dtype in {"en": "string", "de": "string", "at": kind}.items()
+    )
+    (tmp_path / "set/README.md").write_text(f"---\ndataset_info:\n  features:\n{columns}---\n")
+    write(tmp_path / "set", "train.jsonl", [json.dumps(row | {"at": "http://127.0.0.1:1/file"}) for row in ROWS])
+    assert load_dataset("set", streaming=streaming).sha256 == plain.sha256
+
+
 def test_the_cache_distinguishes_translation_directions(tmp_path, load):
     """Covers a file, a dataset and the embedded corpus."""
     write(tmp_path, "pairs.jsonl", [json.dumps(row) for row in ROWS])

@@ -383,34 +383,36 @@ def open_embedded(settings: TextSettings, split: str) -> ParallelText:
 
 def open_dataset(settings: TextSettings, split: str) -> ParallelText:
     """Open a split of a `datasets` id, or of a folder made by `save_to_disk`."""
-    from datasets.exceptions import DatasetsError
-
     where, languages = f"dataset {settings.dataset}, split {split}", settings.languages
     loaded, fingerprint = _load_split(settings, split)
 
     def read_pairs() -> Iterator[Pair]:
-        batches, number = loaded.iter(batch_size=CHUNK), 0
+        import pyarrow
+
+        # In Arrow's tables, the columns that are not read, such as pictures, are not decoded or downloaded either.
+        tables, number = loaded.with_format("arrow").iter(batch_size=CHUNK), 0
         while True:
             try:
-                batch = next(batches, None)
-            except (OSError, ValueError, DatasetsError) as error:  # a stream may fail midway
-                problem = " ".join(str(error.__cause__ or error).split())
-                raise UnavailableError(f"{where}, cannot be read: {problem}") from error
-            if batch is None:
+                table = next(tables, None)
+            except Exception as error:  # a stream may fail midway
+                raise UnavailableError(f"{where}, cannot be read: {_explain(error)}") from error
+            if table is None:
                 return
             missing = "there is no column 'translation' and no column"
-            if "translation" in batch:
-                missing = "translation has no language"
-                rows = [row or {} for row in batch["translation"]]
-                batch = {key: [row.get(key) for row in rows] for key in dict.fromkeys(chain.from_iterable(rows))}
-            labels = list(batch)
+            if "translation" in table.column_names and pyarrow.types.is_struct(table.field("translation").type):
+                missing, table = "translation has no language", table.select(["translation"]).flatten()
+            labels = [label.removeprefix("translation.") for label in table.column_names]
             if (columns := find_columns(labels, languages)) is None:
                 language = missing_language(labels, languages)
                 raise InputError(
                     f"{where}: {missing} {language!r}; available: {', '.join(labels)}. Rename the columns with "
                     f"`rename_columns` of datasets: to {', '.join(languages)}, or to source, target"
                 )
-            for row in zip(*batch.values(), strict=True):
+            read = {*columns.texts, *columns.languages}
+            values = [
+                column.to_pylist() if n in read else [None] * len(table) for n, column in enumerate(table.columns)
+            ]
+            for row in zip(*values, strict=True):
                 number += 1
                 yield number, *_pick_texts(row, labels, columns, languages, f"{where}, row {number}")
 
@@ -420,7 +422,6 @@ def open_dataset(settings: TextSettings, split: str) -> ParallelText:
 def _load_split(settings: TextSettings, split: str) -> tuple[Any, str]:
     """Return the split, and a fingerprint of its text."""
     import datasets
-    from datasets.exceptions import DatasetsError
 
     name = cast(str, settings.dataset)
     is_saved = Path(name).is_dir() and any((Path(name) / f).exists() for f in ("dataset_dict.json", "state.json"))
@@ -437,8 +438,8 @@ def _load_split(settings: TextSettings, split: str) -> tuple[Any, str]:
             fingerprint = f"{name} {builder.config_id} {builder.hash} {split}"
         else:
             loaded = datasets.load_dataset(name, settings.dataset_config)
-    except (OSError, ValueError, RuntimeError, DatasetsError) as error:  # RuntimeError: a script, which is not run
-        raise UnavailableError(f"dataset {name} cannot be loaded: {' '.join(str(error).split())}") from error
+    except Exception as error:
+        raise UnavailableError(f"dataset {name} cannot be loaded: {_explain(error)}") from error
     if isinstance(loaded, dict):
         if split not in loaded:
             raise InputError(f"dataset {name} has no split {split!r}; splits: {', '.join(loaded)}")
@@ -446,6 +447,14 @@ def _load_split(settings: TextSettings, split: str) -> tuple[Any, str]:
     elif split != str(loaded.split) and settings.train != [split]:  # whatever its name; two would be the same text
         raise InputError(f"dataset {name} has only split {loaded.split}, not {split!r}; save a DatasetDict with both")
     return loaded, fingerprint or f"{loaded._fingerprint} {len(loaded)}"
+
+
+def _explain(error: Exception) -> str:
+    """Return the reason for an error of datasets, which is of any class if a repository has unexpected files."""
+    from datasets.exceptions import DatasetNotFoundError
+
+    cause = error if isinstance(error, DatasetNotFoundError) else error.__cause__ or error
+    return " ".join(str(cause).split()) or type(cause).__name__
 
 
 # ---- the formats -------------------------------------------------------------------------------------------------
