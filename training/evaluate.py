@@ -182,6 +182,8 @@ def read_recipe_text(recipe: "Recipe") -> EvaluationText:
     else:
         texts = open_texts(recipe, names)
     sources, references = read_sentences(texts)
+    for language, lines in zip(recipe.languages, (sources, references), strict=True):
+        check_text(lines, f"{' + '.join(names)}: the text in {language!r}")
     embedded = recipe.data == EMBEDDED
     kinds = [kind for name in names for kind, *_ in demo_corpus.load(name)] if embedded else None
     data = recipe.dataset or recipe.data or "."
@@ -196,12 +198,17 @@ def read_text_files(source: Path, reference: Path) -> EvaluationText:
     if len(sources) != len(references):
         raise InputError(f"{source} has {len(sources)} lines, {reference} has {len(references)}")
     for path, lines in ((source, sources), (reference, references)):
-        if not any(lines):
-            raise InputError(f"{path} has no text; a score needs sentences and their translations")
+        check_text(lines, path)
     suffix = reference.name.removesuffix(".gz").rpartition(".")[2]  # test.de
     language = suffix if is_language(suffix) else None
     name, place = source.stem, source.parent.name
     return EvaluationText(name, place, sources, references, language=language, files=(source, reference))
+
+
+def check_text(lines: list[str], name: object) -> None:
+    """Raise InputError if all lines are empty, whose translations would be exact matches."""
+    if not any(lines):
+        raise InputError(f"{name} has no text; a score needs sentences and their translations")
 
 
 def read_kinds(path: Path, sentences: int) -> list[str]:
