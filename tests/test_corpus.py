@@ -3,15 +3,13 @@
 import copy
 import gzip
 import json
-import os
 import re
 from itertools import chain
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import datasets
 import numpy as np
 import pytest
+from conftest import not_removable, shared_folder
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from saved_model import change_json
@@ -344,9 +342,7 @@ def test_a_damaged_cache_is_named_and_tokenised_again(tmp_path, load, name, dama
 
 def test_a_damaged_cache_that_cannot_be_removed_is_named(tokenizer, recipe_for):
     """That of another user: the text was tokenised again and again."""
-    with TemporaryDirectory(dir="/tmp") as name:  # another user cannot enter tmp_path
-        shared = Path(name)
-        shared.chmod(0o755)
+    with shared_folder() as shared:
         write_both(shared)
         recipe = recipe_for(data=str(shared))
 
@@ -356,18 +352,9 @@ def test_a_damaged_cache_that_cannot_be_removed_is_named(tokenizer, recipe_for):
         load()
         (folder,) = (shared / "cache").iterdir()
         (folder / "source.ids").write_bytes(b"x")
-        folder.chmod(0o500)
-        user = os.geteuid()
-        try:
-            if user == 0:  # who may remove any file
-                os.seteuid(65534)
-            with pytest.raises(
-                UnavailableError, match=f"^{folder} cannot be removed: Permission denied; ask its owner"
-            ):
-                load()
-        finally:
-            os.seteuid(user)
-            folder.chmod(0o700)
+        message = f"^{folder} cannot be removed: Permission denied; ask its owner"
+        with not_removable(folder), pytest.raises(UnavailableError, match=message):
+            load()
 
 
 def test_a_cache_with_fewer_pairs_than_it_records_is_tokenised_again(tmp_path, load):

@@ -9,7 +9,6 @@ import gc
 import hashlib
 import json
 import math
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vaswani_transformer.atomic import atomic_folder
+from vaswani_transformer.atomic import atomic_folder, remove_folder
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, name_in_errors
 from vaswani_transformer.files import combine_sha256, files_sha256, read_json_object, write_json
 from vaswani_transformer.sentences_vaswani_transformer import choose_cleaning, cleans_itself
@@ -199,7 +198,7 @@ def load_corpus(
                 now = folder.stat()
                 # Not the one that a run that shares the cache has put in its place, perhaps with the same inode.
                 if (found.st_ino, found.st_ctime_ns) == (now.st_ino, now.st_ctime_ns):
-                    remove_damaged(folder)
+                    remove_folder(folder, "ask its owner to remove it, or choose another --cache")
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as temporary:
@@ -398,18 +397,6 @@ def _file_parts(
         parts[f"{language}.lengths"] = lengths[side][keep]
     hashes = [hashlib.blake2b("\t".join(pair).encode(), digest_size=8).digest() for pair in compress(pairs, keep)]
     return parts | {"pairs.hash": np.frombuffer(b"".join(hashes), np.uint64)}
-
-
-def remove_damaged(folder: Path) -> None:
-    """Remove a folder of the cache. Raises UnavailableError if it cannot be removed, as that of another user."""
-    try:
-        shutil.rmtree(folder)
-    except FileNotFoundError:  # another run removes it, too
-        raise
-    except OSError as error:
-        raise UnavailableError(
-            f"{folder} cannot be removed: {error.strerror}; ask its owner to remove it, or choose another --cache"
-        ) from error
 
 
 def open_corpus(folder: Path) -> Corpus:

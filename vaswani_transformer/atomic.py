@@ -21,7 +21,7 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import ENVIRONMENT_ERRNOS, InputError, name_in_errors
+from .errors import ENVIRONMENT_ERRNOS, InputError, UnavailableError, name_in_errors
 
 LONGEST_KEPT = 230  # bytes of a name that the name of its temporary folder contains
 ABANDONED = 24 * 3600  # seconds without a change, if a lock proves nothing
@@ -222,6 +222,15 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     elif os.path.lexists(path):
         path.unlink(missing_ok=True)
+
+
+def remove_folder(folder: Path, remedy: str) -> None:
+    """Remove a folder, if it exists. Raises UnavailableError if it cannot be removed, such as that of another user."""
+    try:
+        with suppress(FileNotFoundError):  # or another process is removing it
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise UnavailableError(f"{folder} cannot be removed: {error.strerror}; {remedy}") from error
 
 
 def move_files(names: Iterable[str], source: Path, target: Path) -> None:
