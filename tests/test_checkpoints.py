@@ -12,7 +12,7 @@ import sys
 
 import pytest
 import torch
-from conftest import flip_a_bit
+from conftest import flip_a_bit, not_removable, shared_folder
 from safetensors.torch import load_file
 from saved_model import change_json
 from training_runs import ROOT
@@ -112,6 +112,24 @@ def test_a_damaged_checkpoint_is_moved_aside_and_named(root):
         shutil.rmtree(folder)
     with pytest.raises(BrokenFileError, match="step-20 is missing; restore it"):
         checkpoints.newest_intact(root, said.append)
+
+
+def test_checkpoints_of_another_user_are_not_called_damaged(tmp_path):
+    """As after a run in a container, where the user was root."""
+    with shared_folder() as root:
+        for step in (10, 20):
+            checkpoints.save_checkpoint(root, step, write_step(step))
+        with not_removable(root / "step-10"), pytest.raises(UnavailableError, match="step-10 cannot be removed: Perm"):
+            checkpoints.prune(root, keep=1, every=10)
+        (root / "step-20/manifest.json").chmod(0)
+        with (
+            not_removable(root / "step-20"),
+            pytest.raises(UnavailableError, match="manifest.json: Permission denied; ask"),
+        ):
+            checkpoints.newest_intact(root, print)
+        (root / "step-20/manifest.json").chmod(0o600)
+        assert checkpoints.newest_intact(root, print) == root / "step-20"
+        assert names(checkpoints.list_checkpoints(root)) == ["step-20", "step-10"]
 
 
 @pytest.mark.parametrize("kind", ["folder", "link", "file"])
