@@ -278,7 +278,7 @@ def test_tokenised_text_is_also_scored_as_written():
 @pytest.mark.parametrize(
     ("name", "words", "message"),
     [
-        ("results.csv", ["--dtype", "bfloat16"], "use it without --dtype and --backend"),
+        ("new.csv", ["--dtype", "bfloat16"], "use it without --dtype and --backend"),
         ("results.csv", [], "results.csv: its columns are not date,"),
         ("no/where.csv", [], "no/where.csv: give the name of a file in an existing folder"),
         ("model", [], "model: give the name of a file in an existing folder"),

@@ -66,6 +66,7 @@ def downloaded(hub: HubServer) -> set[str]:
         ["evaluate", OPUS, "--source", "full/file", "--reference", "absent.en"],
         ["evaluate", OPUS, "--hypotheses", "absent/out"],
         ["evaluate", OPUS, "--config", "multi30k_en_de", "--data", "absent.en"],
+        ["evaluate", OPUS, "--record", "absent.en/results.csv"],
         ["translate", OPUS, "--output", "absent/out"],
         ["score", OPUS, "--source", "full/file", "--target", "full/file", "--output", "absent/out"],
         ["align", OPUS, "--source", "full/file", "--target", "full/file", "--output", "absent/out"],

@@ -74,12 +74,18 @@ def evaluate(
     revision: Revision = None,
     dry_run: DryRun = False,
 ) -> None:
+    from vaswani_transformer.training_run import RESULT_COLUMNS
+
+    from .result_row import append_row, check_columns, hash_weights
+
     text = None
     if not dry_run:  # before the model is downloaded
         if kinds is not None and str(kinds) != "-":
             check_file(kinds)
         if hypotheses is not None:
             check_output(hypotheses)
+        if record_to is not None:
+            check_columns(record_to, RESULT_COLUMNS)
         if not all(option is None for option in (source, reference, config)):
             text = read_text(source, reference, config, data, test)
     folder, backend = find_model_and_backend(context, model, backend, revision, dry_run)
@@ -88,14 +94,10 @@ def evaluate(
     if record_to is not None and (dtype is not None or backend != "torch"):
         raise InputError("--record describes models as they were trained; use it without --dtype and --backend")
     from vaswani_transformer.loading import as_device
-    from vaswani_transformer.training_run import RESULT_COLUMNS
     from vaswani_transformer.translator import Translator
 
-    from .result_row import append_row, check_columns, hash_weights
     from .scores import format_scores, scores
 
-    if record_to is not None:
-        check_columns(record_to, RESULT_COLUMNS)
     if text is None:
         text = read_recipe_text(load_run_recipe(folder, data, test))
     if kinds is not None:
