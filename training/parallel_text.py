@@ -232,7 +232,7 @@ def _pick_texts(
             raise InputError(f"{place}: {labels[position]!r} is {type(row[position]).__name__}, must be text")
         check_unicode(row[position] or "", f"{place}: {labels[position]!r}")
     for position, language in zip(columns.languages, languages, strict=True):
-        if position is not None and row[position] and not is_name_of(str(row[position]), language):
+        if position is not None and row[position] not in (None, "") and not is_name_of(str(row[position]), language):
             raise InputError(
                 f"{place}: {labels[position]} is {row[position]!r}, but the recipe's language there is {language!r}; "
                 "keep the lines of one direction, and set source_language and target_language to it"
