@@ -264,18 +264,34 @@ def test_a_dataset_with_unexpected_files_is_a_one_line_error(
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("kind", ["image", "audio"])
-def test_pictures_and_sounds_of_a_dataset_are_not_read(tmp_path, load, load_dataset, monkeypatch, kind, streaming):
+@pytest.mark.parametrize("nested", [False, True])
+def test_pictures_and_sounds_of_a_dataset_are_not_read(
+    tmp_path, load, load_dataset, monkeypatch, kind, streaming, nested
+):
     """Their decoders may not be installed, and would open whatever file or address a row names."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "copies")
     write_both(tmp_path)
     plain, _ = load()
     (tmp_path / "set").mkdir()
-    columns = "".join(
-        f"  - {{name: {name}, dtype: {dtype}}}\n"
-        for name, dtype in {"en": "string", "de": "string", "at": kind}.items()
-    )
+    types = {"translation": "{translation: {languages: [en, de]}}"} if nested else {"en": "string", "de": "string"}
+    columns = "".join(f"  - {{name: {name}, dtype: {type}}}\n" for name, type in (types | {"at": kind}).items())
     (tmp_path / "set/README.md").write_text(f"---\ndataset_info:\n  features:\n{columns}---\n")
-    write(tmp_path / "set", "train.jsonl", [json.dumps(row | {"at": "http://127.0.0.1:1/file"}) for row in ROWS])
+    rows = NESTED if nested else ROWS
+    write(tmp_path / "set", "train.jsonl", [json.dumps(row | {"at": "http://127.0.0.1:1/file"}) for row in rows])
+    assert load_dataset("set", streaming=streaming).sha256 == plain.sha256
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_rows_with_other_languages_and_types_are_read(tmp_path, load, load_dataset, monkeypatch, streaming):
+    """datasets keeps objects of several kinds as JSON, which must not become the text."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "copies")
+    write_both(tmp_path)
+    plain, _ = load()
+    (tmp_path / "set").mkdir()
+    rows = [{"translation": row | ({"fr": "un", "es": {"a": 1}} if n else {"es": 5})} for n, row in enumerate(ROWS)]
+    write(
+        tmp_path / "set", "train.jsonl", [json.dumps(row | {"about": row} if n else row) for n, row in enumerate(rows)]
+    )
     assert load_dataset("set", streaming=streaming).sha256 == plain.sha256
 
 

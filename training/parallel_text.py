@@ -387,36 +387,44 @@ def open_dataset(settings: TextSettings, split: str) -> ParallelText:
     loaded, fingerprint = _load_split(settings, split)
 
     def read_pairs() -> Iterator[Pair]:
-        import pyarrow
-
-        # In Arrow's tables, the columns that are not read, such as pictures, are not decoded or downloaded either.
-        tables, number = loaded.with_format("arrow").iter(batch_size=CHUNK), 0
+        batches, number = _without_other_columns(loaded, languages).iter(batch_size=CHUNK), 0
         while True:
             try:
-                table = next(tables, None)
+                batch = next(batches, None)
             except Exception as error:  # a stream may fail midway
                 raise UnavailableError(f"{where}, cannot be read: {_explain(error)}") from error
-            if table is None:
+            if batch is None:
                 return
-            missing = "there is no column 'translation' and no column"
-            if "translation" in table.column_names and pyarrow.types.is_struct(table.field("translation").type):
-                missing, table = "translation has no language", table.select(["translation"]).flatten()
-            labels = [label.removeprefix("translation.") for label in table.column_names]
+            missing = "no column 'translation' holds objects, and there is no column"
+            rows = [row or {} for row in batch.get("translation", [])]
+            if "translation" in batch and all(isinstance(row, dict) for row in rows):
+                missing = "translation has no language"
+                batch = {key: [row.get(key) for row in rows] for key in dict.fromkeys(chain.from_iterable(rows))}
+            labels = list(batch)
             if (columns := find_columns(labels, languages)) is None:
                 language = missing_language(labels, languages)
                 raise InputError(
                     f"{where}: {missing} {language!r}; available: {', '.join(labels)}. Rename the columns with "
                     f"`rename_columns` of datasets: to {', '.join(languages)}, or to source, target"
                 )
-            read = {*columns.texts, *columns.languages}
-            values = [
-                column.to_pylist() if n in read else [None] * len(table) for n, column in enumerate(table.columns)
-            ]
-            for row in zip(*values, strict=True):
+            for row in zip(*batch.values(), strict=True):
                 number += 1
                 yield number, *_pick_texts(row, labels, columns, languages, f"{where}, row {number}")
 
     return ParallelText(f"{settings.dataset}/{split}", read_pairs, lambda: f"{fingerprint} {languages}")
+
+
+def _without_other_columns(loaded: Any, languages: Sequence[str]) -> Any:
+    """Return the split without pictures, sounds and the like, which datasets would download and decode."""
+    from datasets import Value
+
+    labels = loaded.column_names or []  # None: those of a stream without a list of types, none of which is decoded
+    if "translation" in labels and not isinstance(loaded.features["translation"], Value):
+        return loaded.select_columns(["translation"])
+    if (columns := find_columns(labels, languages)) is None:
+        return loaded
+    read = {labels[position] for position in (*columns.texts, *columns.languages) if position is not None}
+    return loaded.select_columns([label for label in labels if label in read])
 
 
 def _load_split(settings: TextSettings, split: str) -> tuple[Any, str]:
