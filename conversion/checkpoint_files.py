@@ -120,10 +120,7 @@ def parse_yaml(text: str | bytes, file: Path, loader: Any = yaml.SafeLoader) -> 
 
 def create_folder(out: Path) -> AbstractContextManager[Path]:
     """Return a context manager: a temporary folder that is renamed to `out` on success and deleted on failure."""
-    out = check_new_folder(out)
-    if not out.absolute().parent.is_dir():
-        raise InputError(f"{out}: the folder {out.absolute().parent} does not exist")
-    return atomic_folder(out)
+    return atomic_folder(check_new_folder(out))
 
 
 def save_pickle(content: Mapping[str, Any], path: Path) -> None:

@@ -15,7 +15,7 @@ from vaswani_transformer.loading import as_dtype, load_model
 from vaswani_transformer.model_folder import CONVERSION_RECORD, ORIGINALS, ModelFolder
 
 from .layout import OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET, Sinusoids, concatenate
-from .options import Reasons
+from .options import Reasons, show_value
 from .vocabulary import SIDES
 
 # In CONVERSION_RECORD: "toolkit", its name; "file", the checkpoint's name; "options", what converting it back needs:
@@ -48,7 +48,7 @@ class OurModel:
             try:
                 content = read_json_object(file, "options")
                 self.toolkit, self.kept = str(content["toolkit"]), {**content["options"]}
-                self.rows = {side: int(self.kept.get(f"{side}_tokens", rows)) for side, rows in self.rows.items()}
+                self.rows = {side: self.read_rows(side, rows) for side, rows in self.rows.items()}
                 as_dtype(self.kept.get("dtype"))
             except (ValueError, KeyError, TypeError, OverflowError) as error:
                 raise BrokenFileError(f"{file} is not a record of a conversion ({error})") from None
@@ -56,6 +56,13 @@ class OurModel:
     def keep_all_rows(self) -> None:
         """Treat the special tokens and aliases that were added for our model as part of the vocabulary."""
         self.rows: dict[str, int] = {"source": self.config.vocab_size, "target": self.config.decoder_vocab_size}
+
+    def read_rows(self, side: str, largest: int) -> int:
+        """Return the number of the toolkit's tokens in conversion.json. Raises ValueError."""
+        rows = self.kept.get(f"{side}_tokens", largest)
+        if type(rows) is not int or not 0 < rows <= largest:
+            raise ValueError(f"{side}_tokens: {show_value(rows)}; it must be an integer from 1 to {largest}")
+        return rows
 
     def check_forced_token(self, reasons: Reasons) -> None:
         """Add a reason if generation_config.json, which may have been edited, forces a token that is not written."""

@@ -404,7 +404,6 @@ def hash_file(file: StoredFile | bytes) -> str:
 
 def write_folder(files: Files, out: Path) -> None:
     """Write the files to a new folder, which appears only when it is complete."""
-    out.absolute().parent.mkdir(parents=True, exist_ok=True)
     with atomic_folder(out) as unfinished:
         for name, file in files.items():
             path = unfinished / name

@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -320,3 +321,25 @@ def poor_file_system(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def broken_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library with which the file whose path contains $BROKEN cannot be read, mapped or written."""
     return compile_library(tmp_path_factory, BROKEN_DISK)
+
+
+@contextlib.contextmanager
+def shared_folder() -> Iterator[Path]:
+    """Yield a new folder that other users can enter, unlike tmp_path."""
+    with TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@contextlib.contextmanager
+def not_removable(folder: Path) -> Iterator[None]:
+    """Let this process be refused the removal of a folder in a `shared_folder`, as that of another user."""
+    folder.chmod(0o500)
+    user = os.geteuid()
+    try:
+        if user == 0:  # who may remove any file
+            os.seteuid(65534)
+        yield
+    finally:
+        os.seteuid(user)
+        folder.chmod(0o700)

@@ -300,6 +300,16 @@ def test_links_are_kept_and_their_targets_written(tmp_path: Path) -> None:
     assert (tmp_path / "folder").is_symlink() and (tmp_path / "inner" / "folder" / "file").read_text() == "text"
 
 
+def test_the_parents_of_a_new_folder_are_created_and_must_be_folders(tmp_path: Path) -> None:
+    """As `convert`, `export onnx`, `average`, `tokenizer`, `space` and `push --to-folder` need."""
+    with atomic_folder(check_new_folder(tmp_path / "a" / "b" / "new")) as folder:
+        (folder / "file").write_text("text")
+    assert (tmp_path / "a" / "b" / "new" / "file").read_text() == "text"
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(InputError, match="/file is not a folder; give a name in a folder$"):
+        check_new_folder(tmp_path / "file" / "b" / "new")
+
+
 def test_empty_folders_that_cannot_be_replaced_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"^\. is the current folder, .*; give the name of a new folder inside it"):

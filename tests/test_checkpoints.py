@@ -12,7 +12,7 @@ import sys
 
 import pytest
 import torch
-from conftest import flip_a_bit
+from conftest import flip_a_bit, not_removable, shared_folder
 from safetensors.torch import load_file
 from saved_model import change_json
 from training_runs import ROOT
@@ -112,6 +112,24 @@ def test_a_damaged_checkpoint_is_moved_aside_and_named(root):
         shutil.rmtree(folder)
     with pytest.raises(BrokenFileError, match="step-20 is missing; restore it"):
         checkpoints.newest_intact(root, said.append)
+
+
+def test_checkpoints_of_another_user_are_not_called_damaged(tmp_path):
+    """As after a run in a container, where the user was root."""
+    with shared_folder() as root:
+        for step in (10, 20):
+            checkpoints.save_checkpoint(root, step, write_step(step))
+        with not_removable(root / "step-10"), pytest.raises(UnavailableError, match="step-10 cannot be removed: Perm"):
+            checkpoints.prune(root, keep=1, every=10)
+        (root / "step-20/manifest.json").chmod(0)
+        with (
+            not_removable(root / "step-20"),
+            pytest.raises(UnavailableError, match="manifest.json: Permission denied; ask"),
+        ):
+            checkpoints.newest_intact(root, print)
+        (root / "step-20/manifest.json").chmod(0o600)
+        assert checkpoints.newest_intact(root, print) == root / "step-20"
+        assert names(checkpoints.list_checkpoints(root)) == ["step-20", "step-10"]
 
 
 @pytest.mark.parametrize("kind", ["folder", "link", "file"])
@@ -389,6 +407,18 @@ def test_models_with_different_outputs_are_not_averaged(models, fails, entry, va
     change_json(files[0], **{entry: values[1]})
     write_model(folders, models.parent)
     assert json.loads((models.parent / "generation_config.json").read_text())["num_beams"] == 2
+
+
+def test_models_of_other_languages_are_not_averaged(models, fails, capsys):
+    """One tokenizer serves several languages. The card of one names them, the record of its run those of another."""
+    folders = [models / f"step-{step}" for step in (20, 30)]
+    recipe = {"source_language": "en", "target_language": "de"}
+    (folders[0] / "run.json").write_text(json.dumps({"recipe": recipe}))
+    (folders[1] / "README.md").write_text("---\nlanguage: [en, fr]\ntags: [vaswani_transformer]\n---\n")
+    fails(2, f"{folders[0]} translates en to de, but {folders[1]} en to fr; such models cannot be averaged", *folders)
+    (folders[1] / "README.md").write_text("---\nlanguage: [eng, deu]\ntags: [vaswani_transformer]\n---\n")
+    average([*map(str, folders), "--output", str(models.parent / "model")])
+    assert "the average of step-20, step-30" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from itertools import chain
 import datasets
 import numpy as np
 import pytest
+from conftest import not_removable, shared_folder
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from saved_model import change_json
@@ -236,6 +237,64 @@ def test_an_interrupted_stream_is_a_one_line_error(tmp_path, load_dataset):
         load_dataset("broken", streaming=True)
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("card", "rows", "message"),
+    [
+        ("configs: [", [ROWS[0]], "cannot be loaded: while parsing a flow"),
+        ("configs: [5]", [ROWS[0]], "cannot be loaded: argument of type 'int' is not iterable"),
+        ("dataset_info: {features: 5}", [ROWS[0]], "cannot be loaded: Expected a dict or a list"),
+        ("pretty_name: a", [], "cannot be loaded: StopIteration"),
+        ("pretty_name: a", [ROWS[0], {"en": "two", "fr": "deux"}], "cannot be (loaded|read): (Couldn't cast|.*schema)"),
+        ("pretty_name: a", [{"translation": "eins", "en": "one"}], "no column 'de'; available: translation, en"),
+        ("pretty_name: a", [{"translation": ["one", "eins"]}], "no column 'en'; available: translation"),
+    ],
+)
+def test_a_dataset_with_unexpected_files_is_a_one_line_error(
+    tmp_path, load_dataset, monkeypatch, streaming, card, rows, message
+):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "copies")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/README.md").write_text(f"---\n{card}\n---\n")
+    for number, row in enumerate(rows or [""]):
+        (tmp_path / "set" / f"train-{number}.jsonl").write_text(row and json.dumps(row))
+    with pytest.raises((InputError, UnavailableError), match=message):
+        load_dataset("set", streaming=streaming)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", ["image", "audio"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_pictures_and_sounds_of_a_dataset_are_not_read(
+    tmp_path, load, load_dataset, monkeypatch, kind, streaming, nested
+):
+    """Their decoders may not be installed, and would open whatever file or address a row names."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "copies")
+    write_both(tmp_path)
+    plain, _ = load()
+    (tmp_path / "set").mkdir()
+    types = {"translation": "{translation: {languages: [en, de]}}"} if nested else {"en": "string", "de": "string"}
+    columns = "".join(f"  - {{name: {name}, dtype: {type}}}\n" for name, type in (types | {"at": kind}).items())
+    (tmp_path / "set/README.md").write_text(f"---\ndataset_info:\n  features:\n{columns}---\n")
+    rows = NESTED if nested else ROWS
+    write(tmp_path / "set", "train.jsonl", [json.dumps(row | {"at": "http://127.0.0.1:1/file"}) for row in rows])
+    assert load_dataset("set", streaming=streaming).sha256 == plain.sha256
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_rows_with_other_languages_and_types_are_read(tmp_path, load, load_dataset, monkeypatch, streaming):
+    """datasets keeps objects of several kinds as JSON, which must not become the text."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "copies")
+    write_both(tmp_path)
+    plain, _ = load()
+    (tmp_path / "set").mkdir()
+    rows = [{"translation": row | ({"fr": "un", "es": {"a": 1}} if n else {"es": 5})} for n, row in enumerate(ROWS)]
+    write(
+        tmp_path / "set", "train.jsonl", [json.dumps(row | {"about": row} if n else row) for n, row in enumerate(rows)]
+    )
+    assert load_dataset("set", streaming=streaming).sha256 == plain.sha256
+
+
 def test_the_cache_distinguishes_translation_directions(tmp_path, load):
     """Covers a file, a dataset and the embedded corpus."""
     write(tmp_path, "pairs.jsonl", [json.dumps(row) for row in ROWS])
@@ -295,6 +354,23 @@ def test_a_damaged_cache_is_named_and_tokenised_again(tmp_path, load, name, dama
     assert again.sha256 == corpus.sha256
     assert f"{name} has been altered" in said[0] and "tokenising again" in said[0]
     assert load()[1] == []
+
+
+def test_a_damaged_cache_that_cannot_be_removed_is_named(tokenizer, recipe_for):
+    """That of another user: the text was tokenised again and again."""
+    with shared_folder() as shared:
+        write_both(shared)
+        recipe = recipe_for(data=str(shared))
+
+        def load():
+            return load_corpus(open_texts(recipe, ["train"]), tokenizer, recipe, shared / "cache", print)
+
+        load()
+        (folder,) = (shared / "cache").iterdir()
+        (folder / "source.ids").write_bytes(b"x")
+        message = f"^{folder} cannot be removed: Permission denied; ask its owner"
+        with not_removable(folder), pytest.raises(UnavailableError, match=message):
+            load()
 
 
 def test_a_cache_with_fewer_pairs_than_it_records_is_tokenised_again(tmp_path, load):

@@ -245,6 +245,19 @@ def test_translations_do_not_replace_the_text_of_a_recipe(model_folder, refused,
         assert f"is the same file as {text}" in refused(main, [model_folder / "model", "--hypotheses", text])
 
 
+def test_pairs_without_a_text_are_not_scored(model_folder, capsys, refused):
+    """An empty source has an empty translation, which would be an exact match."""
+    write_lines(model_folder / "t.jsonl", ['{"en": "a b", "de": "c"}', '{"en": null, "de": null}', "", '{"en": "a"}'])
+    recipe = {"data": str(model_folder), "test": ["t.jsonl"]}
+    (model_folder / "model/run.json").write_text(json.dumps({"recipe": recipe}))
+    assert "key 'de' is missing" in refused(main, [model_folder / "model"])
+    write_lines(model_folder / "t.jsonl", ['{"en": "a b", "de": "c"}', '{"en": null, "de": null}', ""])
+    main([str(model_folder / "model"), "--json"])
+    assert json.loads(capsys.readouterr().out)["sentences"] == 1
+    write_lines(model_folder / "t.jsonl", ['{"en": "", "de": ""}', '{"en": "a", "de": ""}'])
+    assert "t.jsonl: the text in 'de' has no text; a score needs" in refused(main, [model_folder / "model"])
+
+
 def test_a_damaged_record_of_the_run_is_named(model_folder, refused):
     (model_folder / "model/run.json").write_text('{"recipe": null}')
     assert "run.json: recipe is a NoneType; it must be an object" in refused(main, [model_folder / "model"], 3)
@@ -265,7 +278,7 @@ def test_tokenised_text_is_also_scored_as_written():
 @pytest.mark.parametrize(
     ("name", "words", "message"),
     [
-        ("results.csv", ["--dtype", "bfloat16"], "use it without --dtype and --backend"),
+        ("new.csv", ["--dtype", "bfloat16"], "use it without --dtype and --backend"),
         ("results.csv", [], "results.csv: its columns are not date,"),
         ("no/where.csv", [], "no/where.csv: give the name of a file in an existing folder"),
         ("model", [], "model: give the name of a file in an existing folder"),

@@ -66,11 +66,14 @@ def downloaded(hub: HubServer) -> set[str]:
         ["align", OPUS, "--source", "absent.en", "--target", "absent.de"],
         ["evaluate", OPUS, "--source", "full/file", "--reference", "absent.en"],
         ["evaluate", OPUS, "--hypotheses", "absent/out"],
+        ["evaluate", OPUS, "--config", "multi30k_en_de", "--data", "absent.en"],
+        ["evaluate", OPUS, "--record", "absent.en/results.csv"],
         ["translate", OPUS, "--output", "absent/out"],
         ["score", OPUS, "--source", "full/file", "--target", "full/file", "--output", "absent/out"],
         ["align", OPUS, "--source", "full/file", "--target", "full/file", "--output", "absent/out"],
         ["plot", "attention", OPUS, "--source", "a", "--output", "absent/out.png"],
         ["convert", OPUS, "full"],
+        ["convert", OPUS, "full/file/out"],
         ["convert", OPUS, "new", "--logits", "absent.en"],
         ["export", "onnx", OPUS, "new", "--sentences", "absent.en"],
         ["export", "onnx", OPUS, "full"],
@@ -83,7 +86,8 @@ def test_files_of_the_user_are_checked_before_a_download(hub, tmp_path, capsys, 
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2
-    named = "full is not empty" if "full" in words else "absent.en: no such file"
+    named = "full is not empty" if "full" in words else "absent.en"
+    named = "full/file is not a folder" if "full/file/out" in words else named
     named = "absent does not exist" if words[-1].startswith("absent/") else named
     assert named in capsys.readouterr().err and not downloaded(hub)
 

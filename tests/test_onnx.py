@@ -318,7 +318,7 @@ def test_a_text_without_finite_scores_is_named(exported: Path, graph: onnx.Model
     [
         ("nowhere {output}", "nowhere: no such folder"),
         ("{model} {model}", "not empty"),
-        ("{model} {output}/new/folder", "does not exist"),
+        ("{model} {model}/config.json/folder", "config.json is not a folder"),
         ("{model} {output} --sentences nowhere.en", "nowhere.en: no such file"),
         ("{model} {output} --sentences /dev/null", "has no sentence: every line is blank"),
         ("{model} {output} --sentences /dev/null --layout split", "--sentences needs .*: --layout single"),

@@ -266,12 +266,7 @@ def test_blank_texts_and_line_breaks_mean_the_same_in_every_format(tmp_path, rep
 @pytest.mark.parametrize(("name", "delimiter"), [("p.tsv", "\t"), ("p.csv", ",")])
 def test_blank_lines_around_a_table_are_no_pairs_and_no_header(read, name, delimiter):
     rows = [delimiter.join(pair) for pair in (("en", "de"), ("a b", "c d"), ("", ""), ("e", "f"))]
-    assert read(name, "\n".join(["", " ", *rows, "", ""])) == [("", "")] * 2 + [
-        ("a b", "c d"),
-        ("", ""),
-        ("e", "f"),
-        ("", ""),
-    ]
+    assert read(name, "\n".join(["", " ", *rows, "", ""])) == [("a b", "c d"), ("e", "f")]
     for blank in ("\n", " \n\n"):
         with pytest.raises(InputError, match=f"{name} line 1: 0 columns, expected source"):
             read(name, blank)
@@ -282,6 +277,18 @@ def test_a_number_in_a_dataset_is_no_empty_text(tmp_path):
     recipe = load_recipe(None, {"dataset": str(tmp_path / "set")})
     with pytest.raises(InputError, match="row 1: 'de' is int, must be text"):
         read_sentences(open_texts(recipe, ["train"]))
+
+
+def test_a_label_of_a_language_is_no_missing_one(tmp_path):
+    """A ClassLabel is a number, and the first one is 0."""
+    features = datasets.Features(
+        {"source": datasets.Value("string"), "target": datasets.Value("string")}
+        | {"source_lang": datasets.ClassLabel(names=["fr", "en"])}
+    )
+    rows = [{"source": "a", "target": "b", "source_lang": "fr"}]
+    datasets.Dataset.from_list(rows, features=features).save_to_disk(str(tmp_path / "set"))
+    with pytest.raises(InputError, match="row 1: source_lang is 0, but the recipe's language there is 'en'"):
+        read_sentences(open_texts(load_recipe(None, {"dataset": str(tmp_path / "set")}), ["train"]))
 
 
 @pytest.mark.parametrize(
@@ -452,7 +459,7 @@ def test_a_translation_memory_is_read(read, name):
         unit(en_US="A &amp; B &lt;c&gt;", de_DE="Ä&#10;&#x1F600;"), unit(de_DE="zwei", fr="deux", en_US="two")
     )
     assert read(name, content) == [("A & B <c>", "Ä 😀"), ("two", "zwei")]
-    assert read(name, content, source_language="fr", target_language="de") == [("", "Ä 😀"), ("deux", "zwei")]
+    assert read(name, content, source_language="fr", target_language="de") == [("deux", "zwei")]
 
 
 @pytest.mark.parametrize(

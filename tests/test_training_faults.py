@@ -9,14 +9,14 @@ import sys
 
 import pytest
 import torch
-from conftest import file_size_limit, one_fast_in, wait_until
+from conftest import file_size_limit, not_removable, one_fast_in, shared_folder, wait_until
 from safetensors.torch import load_file
 from training_runs import ROOT, SMALL, assert_bit_identical, options_of, records_of, weights
 
 from training.corpus import read_corpora
 from training.recipe import load_recipe
 from training.report import Reporter
-from training.run_folder import claim_output, copy_conversion, describe_run, lock_run
+from training.run_folder import claim_output, copy_conversion, describe_run, lock_run, remove_run
 from vaswani_transformer.errors import BrokenFileError, UnavailableError
 from vaswani_transformer.training_run import read_curves
 
@@ -179,6 +179,20 @@ def test_overwrite_checks_the_new_run_before_removing_the_old(start, tmp_path):
         start(max_steps=6, overwrite=True, **keys).ends(2, message)
         assert weights(tmp_path / "run").keys() == trained.keys()
         assert (tmp_path / "run/checkpoints/latest").read_text() == "step-6\n"
+
+
+def test_overwrite_does_not_keep_checkpoints_that_it_cannot_remove():
+    """Those of another user, such as root in a container, would be resumed."""
+    with shared_folder() as output:
+        checkpoint = output / "checkpoints/step-5"
+        checkpoint.mkdir(parents=True)
+        (output / "run.json").write_text("{}")
+        message = f"^{output}/checkpoints cannot be removed: Permission denied; ask its owner"
+        with not_removable(output / "checkpoints"), pytest.raises(UnavailableError, match=message):
+            remove_run(output, load_recipe("demo").settings())
+        assert checkpoint.is_dir() and (output / "run.json").is_file()
+        remove_run(output, load_recipe("demo").settings())
+        assert not list(output.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ import typer
 from vaswani_transformer.atomic import atomic_folder, check_new_folder
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.exit import exit_cleanly
+from vaswani_transformer.languages import read_languages
+from vaswani_transformer.languages_vaswani_transformer import find_language
 from vaswani_transformer.model_folder import WEIGHTS
 from vaswani_transformer.training_run import RECORD
 
@@ -23,13 +25,13 @@ def average(
     output: Annotated[Path, typer.Option(help="The new model folder.")],
     last: Annotated[int | None, typer.Option(min=1, help="Number of a run's last checkpoints; default: 5.")] = None,
 ) -> None:
-    from vaswani_transformer.languages import read_languages
     from vaswani_transformer.loading import load_model
 
     from .checkpoints import list_regular_checkpoints
     from .final_model import write_model
     from .run_folder import copy_conversion
 
+    check_new_folder(output)
     folders = checkpoint
     if len(checkpoint) == 1 and (checkpoint[0] / "checkpoints").is_dir():
         last = last or 5
@@ -47,16 +49,30 @@ def average(
             load_model(folder, "cpu")  # refuses what no command could load: the average would be no model either
         except BrokenFileError as error:
             raise BrokenFileError(f"{error}; choose checkpoints without {folder.name}") from error
-    check_new_folder(output)
-    output.absolute().parent.mkdir(parents=True, exist_ok=True)
-    records = folders[-1].absolute()  # whose files other than the weights are taken
-    run = records.parent.parent
-    if records.parent.name == "checkpoints" and (run / RECORD).is_file():
-        records = run
+    records = find_records(folders[-1])
+    check_languages(folders)
     with atomic_folder(output) as unfinished:
         write_model(folders, unfinished, languages=read_languages(records))
         copy_conversion(records, unfinished)
     typer.echo(f"{output}: the average of {', '.join(folder.name for folder in folders)}")
+
+
+def find_records(folder: Path) -> Path:
+    """Return the folder that records the languages of a model: for a checkpoint, that of its run."""
+    run = folder.absolute().parent.parent
+    return run if folder.absolute().parent.name == "checkpoints" and (run / RECORD).is_file() else folder
+
+
+def check_languages(folders: list[Path]) -> None:
+    """Raise InputError if the models are known to translate other languages; their tokenizer can be the same."""
+    pairs = [(folder, pair) for folder in folders if (pair := read_languages(find_records(folder)))]
+    for folder, pair in pairs[:-1]:
+        last, expected = pairs[-1]
+        if any(find_language([ours], theirs) is None for ours, theirs in zip(pair, expected, strict=True)):
+            raise InputError(
+                f"{folder} translates {' to '.join(pair)}, but {last} {' to '.join(expected)}; such models cannot be "
+                "averaged"
+            )
 
 
 def main(arguments: list[str] | None = None) -> None:

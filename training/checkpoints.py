@@ -267,8 +267,13 @@ def prune(root: Path, keep: int, every: int) -> None:
     kept = {folder.name for folder in regular_checkpoints(root, every)[:keep]} | {read_pointer(root / "best")}
     for folder in list_checkpoints(root)[1:]:
         if folder.name not in kept:
-            with temporary_path(folder) as temporary:  # never half removed under its final name
-                shutil.move(folder, temporary)  # which copies what lies in another layer of a container's disk
+            try:
+                with temporary_path(folder) as temporary:  # never half removed under its final name
+                    shutil.move(folder, temporary)  # which copies what lies in another layer of a container's disk
+            except PermissionError as error:
+                raise UnavailableError(
+                    f"{folder} cannot be removed: {error.strerror}; ask its owner to remove it, or raise keep"
+                ) from error
 
 
 def regular_checkpoints(root: Path, every: int, last: int | None = None) -> list[Path]:
@@ -348,18 +353,32 @@ def newest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
 
 
 def intact_checkpoints(folders: list[Path], say: Callable[[str], None]) -> Iterator[Path]:
-    """Yield the checkpoints that match their manifests; report the others and rename them to *.broken."""
+    """Yield the checkpoints that match their manifests; report the others and rename them to *.broken.
+
+    Raises UnavailableError for one that may not be read, such as that of another user: it may be intact.
+    """
     for folder in folders:
         try:
             if not verify_manifest(folder, RESUMED_FILES):
                 raise BrokenFileError(f"{folder / MANIFEST} is missing or lists no files")
         except BrokenFileError as error:
+            refuse_unreadable(folder / MANIFEST)
             aside = folder.with_name(f"{folder.name}.broken")
             remove(aside)
             shutil.move(folder, aside)
             say(f"{error}; falling back to the previous checkpoint ({folder.name} is now {aside.name})")
         else:
             yield folder
+
+
+def refuse_unreadable(path: Path) -> None:
+    """Raise UnavailableError if this user may not read a file."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+    except PermissionError as error:
+        raise UnavailableError(f"{path}: {error.strerror}; ask its owner, or choose another output_dir") from error
+    except OSError:  # damage
+        pass
 
 
 def write_pointer(pointer: Path, name: str) -> None:

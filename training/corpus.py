@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vaswani_transformer.atomic import atomic_folder, remove
+from vaswani_transformer.atomic import atomic_folder, remove_folder
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, name_in_errors
 from vaswani_transformer.files import combine_sha256, files_sha256, read_json_object, write_json
 from vaswani_transformer.sentences_vaswani_transformer import choose_cleaning, cleans_itself
@@ -198,7 +198,7 @@ def load_corpus(
                 now = folder.stat()
                 # Not the one that a run that shares the cache has put in its place, perhaps with the same inode.
                 if (found.st_ino, found.st_ctime_ns) == (now.st_ino, now.st_ctime_ns):
-                    remove(folder)
+                    remove_folder(folder, "ask its owner to remove it, or choose another --cache")
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as temporary:

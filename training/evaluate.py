@@ -74,27 +74,32 @@ def evaluate(
     revision: Revision = None,
     dry_run: DryRun = False,
 ) -> None:
+    from vaswani_transformer.training_run import RESULT_COLUMNS
+
+    from .result_row import append_row, check_columns, hash_weights
+
+    text = None
     if not dry_run:  # before the model is downloaded
-        for file in (source, reference, kinds):
-            if file is not None and str(file) != "-":
-                check_file(file)
+        if kinds is not None and str(kinds) != "-":
+            check_file(kinds)
         if hypotheses is not None:
             check_output(hypotheses)
+        if record_to is not None:
+            check_columns(record_to, RESULT_COLUMNS)
+        if not all(option is None for option in (source, reference, config)):
+            text = read_text(source, reference, config, data, test)
     folder, backend = find_model_and_backend(context, model, backend, revision, dry_run)
     if not folder.is_dir():
         raise InputError(f"{model}: no such folder")
     if record_to is not None and (dtype is not None or backend != "torch"):
         raise InputError("--record describes models as they were trained; use it without --dtype and --backend")
     from vaswani_transformer.loading import as_device
-    from vaswani_transformer.training_run import RESULT_COLUMNS
     from vaswani_transformer.translator import Translator
 
-    from .result_row import append_row, check_columns, hash_weights
     from .scores import format_scores, scores
 
-    if record_to is not None:
-        check_columns(record_to, RESULT_COLUMNS)
-    text = read_text(folder, source, reference, config, data, test)
+    if text is None:
+        text = read_recipe_text(load_run_recipe(folder, data, test))
     if kinds is not None:
         text = replace(text, kinds=read_kinds(kinds, len(text.sources)))
     if hypotheses is not None:
@@ -147,10 +152,13 @@ class EvaluationText:
 
 
 def read_text(
-    model: Path, source: Path | None, reference: Path | None, config: str | None, data: str | None, test: str | None
+    source: Path | None, reference: Path | None, config: str | None, data: str | None, test: str | None
 ) -> EvaluationText:
-    if source is None and reference is None:
-        return read_recipe_text(load_run_recipe(model, config, data, test))
+    """Return the text of --source and --reference, or of the recipe of --config."""
+    if config is not None and source is None and reference is None:
+        from .recipe import load_recipe
+
+        return read_recipe_text(load_recipe(config, text_flags(data, test)))
     if source is None or reference is None:
         raise InputError("give both --source and --reference, or neither")
     if any(option is not None for option in (config, data, test)):
@@ -176,6 +184,8 @@ def read_recipe_text(recipe: "Recipe") -> EvaluationText:
     else:
         texts = open_texts(recipe, names)
     sources, references = read_sentences(texts)
+    for language, lines in zip(recipe.languages, (sources, references), strict=True):
+        check_text(lines, f"{' + '.join(names)}: the text in {language!r}")
     embedded = recipe.data == EMBEDDED
     kinds = [kind for name in names for kind, *_ in demo_corpus.load(name)] if embedded else None
     data = recipe.dataset or recipe.data or "."
@@ -190,12 +200,17 @@ def read_text_files(source: Path, reference: Path) -> EvaluationText:
     if len(sources) != len(references):
         raise InputError(f"{source} has {len(sources)} lines, {reference} has {len(references)}")
     for path, lines in ((source, sources), (reference, references)):
-        if not any(lines):
-            raise InputError(f"{path} has no text; a score needs sentences and their translations")
+        check_text(lines, path)
     suffix = reference.name.removesuffix(".gz").rpartition(".")[2]  # test.de
     language = suffix if is_language(suffix) else None
     name, place = source.stem, source.parent.name
     return EvaluationText(name, place, sources, references, language=language, files=(source, reference))
+
+
+def check_text(lines: list[str], name: object) -> None:
+    """Raise InputError if all lines are empty, whose translations would be exact matches."""
+    if not any(lines):
+        raise InputError(f"{name} has no text; a score needs sentences and their translations")
 
 
 def read_kinds(path: Path, sentences: int) -> list[str]:
@@ -206,17 +221,10 @@ def read_kinds(path: Path, sentences: int) -> list[str]:
     return kinds
 
 
-def load_run_recipe(
-    model: Path, config: str | None = None, data: str | None = None, test: str | None = None
-) -> "Recipe":
-    """Load the recipe called `config`, or that of the run in the model's folder. data, test: replace the recipe's."""
+def load_run_recipe(model: Path, data: str | None = None, test: str | None = None) -> "Recipe":
+    """Load the recipe of the run in the model's folder. data, test: replace the recipe's."""
     from .recipe import TEXT_KEYS, load_recipe
 
-    flags = {} if test is None else {"test": test}
-    if data is not None:
-        flags |= {"data": data, "dataset": "null", "dataset_config": "null", "streaming": "false"}
-    if config is not None:
-        return load_recipe(config, flags)
     if (run := read_run(model)) == {}:
         raise InputError(f"{model} has no run.json; pass --config RECIPE, or --source and --reference")
     recorded = {key: value for key, value in run.get("recipe", {}).items() if key in TEXT_KEYS}
@@ -224,7 +232,15 @@ def load_run_recipe(
         load_recipe(None, recorded=recorded)
     except InputError as error:
         raise BrokenFileError(f"{model / RECORD}: recipe: {error}; pass --config RECIPE instead") from None
-    return load_recipe(None, flags, recorded)
+    return load_recipe(None, text_flags(data, test), recorded)
+
+
+def text_flags(data: str | None, test: str | None) -> dict[str, str]:
+    """Return the keys of a recipe that --data and --test replace."""
+    flags = {} if test is None else {"test": test}
+    if data is not None:
+        flags |= {"data": data, "dataset": "null", "dataset_config": "null", "streaming": "false"}
+    return flags
 
 
 def main(arguments: list[str] | None = None) -> None:

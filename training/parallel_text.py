@@ -131,9 +131,9 @@ def join_lines(text: str | None) -> str:
 
 
 def read_sentences(texts: Iterable[ParallelText]) -> tuple[list[str], list[str]]:
-    """Read all sources and targets of parallel texts, cleaned."""
-    pairs = [pair for text in texts for pair in text.pairs()]
-    return [join_lines(source) for _, source, _ in pairs], [join_lines(target) for _, _, target in pairs]
+    """Read the sources and targets of parallel texts, cleaned, without the pairs that lack one, as in TMX files."""
+    pairs = [pair for text in texts for _, *pair in text.pairs() if None not in pair]
+    return [join_lines(source) for source, _ in pairs], [join_lines(target) for _, target in pairs]
 
 
 def count_pairs(texts: Iterable[ParallelText]) -> int:
@@ -232,7 +232,7 @@ def _pick_texts(
             raise InputError(f"{place}: {labels[position]!r} is {type(row[position]).__name__}, must be text")
         check_unicode(row[position] or "", f"{place}: {labels[position]!r}")
     for position, language in zip(columns.languages, languages, strict=True):
-        if position is not None and row[position] and not is_name_of(str(row[position]), language):
+        if position is not None and row[position] not in (None, "") and not is_name_of(str(row[position]), language):
             raise InputError(
                 f"{place}: {labels[position]} is {row[position]!r}, but the recipe's language there is {language!r}; "
                 "keep the lines of one direction, and set source_language and target_language to it"
@@ -383,25 +383,22 @@ def open_embedded(settings: TextSettings, split: str) -> ParallelText:
 
 def open_dataset(settings: TextSettings, split: str) -> ParallelText:
     """Open a split of a `datasets` id, or of a folder made by `save_to_disk`."""
-    from datasets.exceptions import DatasetsError
-
     where, languages = f"dataset {settings.dataset}, split {split}", settings.languages
     loaded, fingerprint = _load_split(settings, split)
 
     def read_pairs() -> Iterator[Pair]:
-        batches, number = loaded.iter(batch_size=CHUNK), 0
+        batches, number = _without_other_columns(loaded, languages).iter(batch_size=CHUNK), 0
         while True:
             try:
                 batch = next(batches, None)
-            except (OSError, ValueError, DatasetsError) as error:  # a stream may fail midway
-                problem = " ".join(str(error.__cause__ or error).split())
-                raise UnavailableError(f"{where}, cannot be read: {problem}") from error
+            except Exception as error:  # a stream may fail midway
+                raise UnavailableError(f"{where}, cannot be read: {_explain(error)}") from error
             if batch is None:
                 return
-            missing = "there is no column 'translation' and no column"
-            if "translation" in batch:
+            missing = "no column 'translation' holds objects, and there is no column"
+            rows = [row or {} for row in batch.get("translation", [])]
+            if "translation" in batch and all(isinstance(row, dict) for row in rows):
                 missing = "translation has no language"
-                rows = [row or {} for row in batch["translation"]]
                 batch = {key: [row.get(key) for row in rows] for key in dict.fromkeys(chain.from_iterable(rows))}
             labels = list(batch)
             if (columns := find_columns(labels, languages)) is None:
@@ -417,10 +414,22 @@ def open_dataset(settings: TextSettings, split: str) -> ParallelText:
     return ParallelText(f"{settings.dataset}/{split}", read_pairs, lambda: f"{fingerprint} {languages}")
 
 
+def _without_other_columns(loaded: Any, languages: Sequence[str]) -> Any:
+    """Return the split without pictures, sounds and the like, which datasets would download and decode."""
+    from datasets import Value
+
+    labels = loaded.column_names or []  # None: those of a stream without a list of types, none of which is decoded
+    if "translation" in labels and not isinstance(loaded.features["translation"], Value):
+        return loaded.select_columns(["translation"])
+    if (columns := find_columns(labels, languages)) is None:
+        return loaded
+    read = {labels[position] for position in (*columns.texts, *columns.languages) if position is not None}
+    return loaded.select_columns([label for label in labels if label in read])
+
+
 def _load_split(settings: TextSettings, split: str) -> tuple[Any, str]:
     """Return the split, and a fingerprint of its text."""
     import datasets
-    from datasets.exceptions import DatasetsError
 
     name = cast(str, settings.dataset)
     is_saved = Path(name).is_dir() and any((Path(name) / f).exists() for f in ("dataset_dict.json", "state.json"))
@@ -437,8 +446,8 @@ def _load_split(settings: TextSettings, split: str) -> tuple[Any, str]:
             fingerprint = f"{name} {builder.config_id} {builder.hash} {split}"
         else:
             loaded = datasets.load_dataset(name, settings.dataset_config)
-    except (OSError, ValueError, RuntimeError, DatasetsError) as error:  # RuntimeError: a script, which is not run
-        raise UnavailableError(f"dataset {name} cannot be loaded: {' '.join(str(error).split())}") from error
+    except Exception as error:
+        raise UnavailableError(f"dataset {name} cannot be loaded: {_explain(error)}") from error
     if isinstance(loaded, dict):
         if split not in loaded:
             raise InputError(f"dataset {name} has no split {split!r}; splits: {', '.join(loaded)}")
@@ -446,6 +455,14 @@ def _load_split(settings: TextSettings, split: str) -> tuple[Any, str]:
     elif split != str(loaded.split) and settings.train != [split]:  # whatever its name; two would be the same text
         raise InputError(f"dataset {name} has only split {loaded.split}, not {split!r}; save a DatasetDict with both")
     return loaded, fingerprint or f"{loaded._fingerprint} {len(loaded)}"
+
+
+def _explain(error: Exception) -> str:
+    """Return the reason for an error of datasets, which is of any class if a repository has unexpected files."""
+    from datasets.exceptions import DatasetNotFoundError
+
+    cause = error if isinstance(error, DatasetNotFoundError) else error.__cause__ or error
+    return " ".join(str(cause).split()) or type(cause).__name__
 
 
 # ---- the formats -------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vaswani_transformer.atomic import lock, remove_stale
+from vaswani_transformer.atomic import lock, remove_folder, remove_stale
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.files import CONVERSION_NOTES, check_inside, read_json_object, write_json
 from vaswani_transformer.hub_files import find_folder
@@ -164,7 +164,7 @@ def remove_run(output: Path, settings: Settings) -> None:
     open_training_and_validation(settings.text)
     model_config(settings.model, tokenizer.vocab_size if weights is None else 0)
     for name in FOLDERS:
-        shutil.rmtree(output / name, ignore_errors=True)
+        remove_folder(output / name, "ask its owner to remove it, or choose another output_dir")
     for path in (*(output / name for name in FILES), *output.glob("*_vaswani_transformer.py")):
         path.unlink(missing_ok=True)
 

@@ -21,7 +21,7 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import ENVIRONMENT_ERRNOS, InputError, name_in_errors
+from .errors import ENVIRONMENT_ERRNOS, InputError, UnavailableError, name_in_errors
 
 LONGEST_KEPT = 230  # bytes of a name that the name of its temporary folder contains
 ABANDONED = 24 * 3600  # seconds without a change, if a lock proves nothing
@@ -34,7 +34,8 @@ unfinished: set[Path] = set()  # the temporary folders that this process is writ
 
 
 def check_new_folder(path: str | Path) -> Path:
-    """Return the path of a folder to create. Raises InputError unless it is absent, or empty and replaceable."""
+    """Return the path of a folder to create, with its parents. Raises InputError unless it is absent, or empty and
+    replaceable."""
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; give the name of a new folder")
@@ -46,13 +47,20 @@ def check_new_folder(path: str | Path) -> Path:
     if path.is_dir() and (target.is_mount() or target == Path.cwd()):
         state = "a mount point" if target.is_mount() else "the current folder"
         raise InputError(f"{path} is {state}, which cannot be replaced; give the name of a new folder inside it")
+    above = next(parent for parent in target.parents if os.path.lexists(parent))
+    if not above.is_dir():
+        raise InputError(f"{path}: {above} is not a folder; give a name in a folder")
     return path
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield a new folder that is renamed to `path` (absent or an empty folder) when the block succeeds."""
+    """Yield a new folder that is renamed to `path` (absent or an empty folder) when the block succeeds.
+
+    The parents of `path` are created.
+    """
     path = Path(os.path.realpath(path))  # a symbolic link to an empty folder is kept
+    path.parent.mkdir(parents=True, exist_ok=True)
     with temporary_path(path) as folder:
         folder.mkdir()
         yield folder
@@ -214,6 +222,15 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     elif os.path.lexists(path):
         path.unlink(missing_ok=True)
+
+
+def remove_folder(folder: Path, remedy: str) -> None:
+    """Remove a folder, if it exists. Raises UnavailableError if it cannot be removed, such as that of another user."""
+    try:
+        with suppress(FileNotFoundError):  # or another process is removing it
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise UnavailableError(f"{folder} cannot be removed: {error.strerror}; {remedy}") from error
 
 
 def move_files(names: Iterable[str], source: Path, target: Path) -> None:

@@ -152,7 +152,6 @@ def tokenizer(
         symbols=symbols or (),
         keep_invisible=keep_invisible,
     )
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with atomic_folder(folder) as unfinished:
         trained.save_pretrained(unfinished)
     typer.echo(f"{folder}: {len(trained)} entries", err=True)

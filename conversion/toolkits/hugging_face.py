@@ -380,7 +380,9 @@ def write_marian(folder: OurModel, out: Path, options: Options) -> None:
         tensors["lm_head.weight"] = ours[OUTPUT].clone()  # which may equal the decoder's embedding
     tensors["final_logits_bias"] = ours.get(OUTPUT_BIAS, torch.zeros(len(ours[TARGET]))).reshape(1, -1)
     save_file(folder.in_saved_dtype(tensors), out / "model.safetensors", metadata={"format": "pt"})
-    write_toolkit_json(make_generation_settings(folder.model), out / "generation_config.json")
+    write_toolkit_json(
+        make_generation_settings(folder.model, rows=folder.rows["target"]), out / "generation_config.json"
+    )
     if was_hf_marian:
         write_toolkit_json(folder.kept["config"], out / "config.json")
         return
@@ -410,12 +412,12 @@ def make_marian_config(config: Any) -> dict[str, Any]:
     }
 
 
-def make_generation_settings(model: Model, num_beams: int | None = None) -> dict[str, Any]:
+def make_generation_settings(model: Model, num_beams: int | None = None, rows: int | None = None) -> dict[str, Any]:
     """Return the content of generation_config.json: the model's search, except the length penalty of the paper's.
 
     The suppressed tokens, such as <pad>, are never generated.
 
-    num_beams: instead of the model's
+    num_beams: instead of the model's;  rows: number of target tokens that are written; default: all
     """
     config, ours = model.config, model.generation_config
     search = SearchSettings.from_generation_config(ours.to_dict())
@@ -424,7 +426,8 @@ def make_generation_settings(model: Model, num_beams: int | None = None) -> dict
     settings |= {"min_new_tokens": search.min_new_tokens} if search.min_new_tokens else {}
     if searches_as_transformers(model) and beams > 1:  # transformers warns of these in greedy search
         settings |= {"length_penalty": search.length_penalty, "early_stopping": search.early_stopping}
-    settings |= {"bad_words_ids": [[id] for id in ours.suppress_tokens]} if ours.suppress_tokens else {}
+    suppressed = [[id] for id in ours.suppress_tokens or [] if id < (rows or config.decoder_vocab_size)]
+    settings |= {"bad_words_ids": suppressed} if suppressed else {}
     names = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
     settings |= search.repetition | {name: getattr(config, name) for name in names}
     return settings | ({} if ours.forced_bos_token_id is None else {"forced_bos_token_id": ours.forced_bos_token_id})

@@ -233,7 +233,9 @@ def write(folder: OurModel, out: Path, options: Options) -> None:
         tensors[LOGITS_BIAS] = bias.reshape(1, -1)
     save_file(folder.in_saved_dtype(tensors), out / "model.safetensors", metadata={"format": "pt"})
     write_toolkit_json(kept["config"], out / "config.json")
-    write_toolkit_json(make_generation_settings(folder.model), out / "generation_config.json")
+    write_toolkit_json(
+        make_generation_settings(folder.model, rows=folder.rows["target"]), out / "generation_config.json"
+    )
     # The tokenizer puts the token of this language in front of sources, whichever one it had before.
     languages = {"src_lang": kept.get("source_lang"), "tgt_lang": kept.get("target_lang")}
     languages = {name: language for name, language in languages.items() if language}
