@@ -3,10 +3,12 @@
 The blocks of a page run in order, in a folder with a model, its corpus and a short training run. In a `console` block
 the lines after `$ ` run, and the lines below are what the command prints: any number stands for a number, `...` for the
 rest of a line, and a line `...` for any lines; with a line `error: ...`, the command fails. A block with `title="FILE"`
-is written to FILE. A comment above a block changes this:
+is written to FILE. `pip install`
+is never run: its extras and packages are those of pyproject.toml. A server runs to the end of the page, at a free port.
+A comment above a block changes this:
 
-    <!-- not run: REASON -->    Python is compiled, and the options of our commands are looked up
-    <!-- needs: PACKAGE -->     runs where the package is installed, else as above
+    <!-- parsed: REASON -->     does not run; Python is compiled, and our commands parse their options and recipes
+    <!-- needs: NAME -->        runs where this package or program is installed, else as above
     <!-- local Hub: NOTE -->    runs with a Hub on this machine, whose models are small and have random weights
     <!-- output of: MODEL -->   runs; the output shown is that of a trained model, which is not the model here
 """
@@ -15,14 +17,20 @@ import contextlib
 import gzip
 import importlib.util
 import io
+import itertools
+import json
 import os
 import re
+import runpy
+import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 import warnings
+from argparse import ArgumentParser
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
@@ -30,16 +38,22 @@ from typing import Any
 
 import onnx
 import pytest
+from accelerate.commands.launch import launch_command_parser
 from browser import DESKTOP, PHONE, chromium, served
 from conftest import read_rows, write_lines
 from golden import EXPECTED_RESULTS, golden, opus_folder
 from hub_server import WRITE_TOKEN, HubServer
+from packaging.requirements import Requirement
 from saved_model import saved_model
 from test_conversion_multilingual import nllb_tokenizer, random_model
+from typer.core import TyperCommand
 
 from training import demo_corpus
-from training.recipe import Recipe, load_recipe
-from vaswani_transformer import SearchSettings, VaswaniTransformerConfig, __version__
+from training.model import check_model_fields
+from training.recipe import load_recipe
+from training.recipe_options import RECIPE_OPTIONS, parse_options
+from vaswani_transformer import SearchSettings, __version__
+from vaswani_transformer.programs import import_program
 from vaswani_transformer.translator import TranslationOptions
 
 ROOT = Path(__file__).parents[1]
@@ -53,7 +67,7 @@ for folder in ("benchmarks", "conversion", "examples", "hub", "paper", "serving"
     MARKDOWN += (ROOT / folder).rglob("*.md")
 MARKDOWN = sorted(path for path in MARKDOWN if "node_modules" not in path.parts and path != ROOT / "paper" / "page.md")
 BLOCK = re.compile(
-    r"(?:^<!-- (?P<rule>not run|needs|output of|local Hub): (?P<why>[^>]+) -->\n)?"
+    r"(?:^<!-- (?P<rule>parsed|needs|output of|local Hub): (?P<why>[^>]+) -->\n)?"
     r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
@@ -65,6 +79,9 @@ SHORT = {
     "micro_batches": "1", "vocab_size": "400", "max_length": "100", "average_last": "2",
     "model.d_model": "32", "model.encoder_layers": "1", "model.decoder_layers": "1",
 }  # fmt: skip
+SERVER = re.compile(r"vaswani-transformer serve ")
+ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
+OURS = {"vaswani-transformer", "accelerate", "python", "pip"}
 MODEL_KEYS = {key for key in SHORT if key.startswith("model.")} | {"vocab_size"}
 
 
@@ -81,7 +98,7 @@ class Block:
     @property
     def runs(self) -> bool:
         return self.rule in (None, "output of", "local Hub") or (
-            self.rule == "needs" and importlib.util.find_spec(self.why) is not None
+            self.rule == "needs" and bool(importlib.util.find_spec(self.why) or shutil.which(self.why))
         )
 
     @property
@@ -137,19 +154,143 @@ def test_yaml_blocks_are_recipes(tmp_path):
             load_recipe(str(tmp_path / "recipe.yaml"))
 
 
-def test_commands_and_options_exist(monkeypatch):
-    """Includes blocks that do not run, such as those for several GPUs."""
-    monkeypatch.setenv("COLUMNS", "200")
-    known: dict[str, str] = {}
+@pytest.fixture
+def parse_only(monkeypatch) -> None:
+    """Let programs end when they have parsed their options, and `train` and `plan` also their recipe."""
+    from vaswani_transformer import cli
+
+    invoke, parse_args = TyperCommand.invoke, ArgumentParser.parse_args
+
+    def parsed(command: Any, context: Any) -> Any:
+        if command.context_settings == cli.PASS_ON:
+            return invoke(command, context)
+        if command.context_settings == RECIPE_OPTIONS:
+            recipe = load_recipe(context.params["config"], parse_options(context.args))
+            check_model_fields(recipe.settings().model)
+
+    def parsed_by_argparse(parser: ArgumentParser, *arguments: Any) -> None:
+        parse_args(parser, *arguments)
+        sys.exit()
+
+    monkeypatch.setattr(TyperCommand, "invoke", parsed)
+    monkeypatch.setattr(ArgumentParser, "parse_args", parsed_by_argparse)
+
+
+def test_commands_are_ones_that_the_programs_accept(parse_only, tmp_path, monkeypatch):
+    """Includes blocks that do not run, such as those for several GPUs, and the script for SLURM."""
+    for name in ("examples", "training", "constraints.txt"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    accepted = set()
     for block in ALL:
-        for command in block.commands if block.language == "console" else ():
-            for words in re.findall(r"(?:vaswani-transformer|-m training(?:\.\w+)?) [^|]*", command):
-                name, options = command_of(words)
-                if name not in known:
-                    known[name] = help_of(name)
-                for option in options:
-                    assert option in known[name], f"{block.page}:{block.line}: {name} has no {option}"
-    assert len(known) > 10
+        if block.title is not None:
+            (tmp_path / block.title).write_text(block.text, encoding="utf-8")
+        is_script = block.text.startswith("#!/bin/bash\n")
+        for line in [block.text.replace("\\\n", " ")] if is_script else block.commands:
+            for words in our_commands(line):
+                if not (block.runs and words[0] == "python"):
+                    assert refusal(words) == "", f"{block.page}:{block.line}: {shlex.join(words)}"
+                    accepted.add(" ".join(words[:2]))
+    assert len(accepted) > 20, accepted
+    assert accepted >= {"accelerate launch", "python -m", "pip install", "vaswani-transformer serve"}
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("vaswani-transformer translate demo/model --inptu a", "No such option: --inptu"),
+        ("vaswani-transformer plot attention demo/model --output a.png", "Missing option '--source'"),
+        ("time vaswani-transformer serve | tee log", "Missing argument 'model'"),
+        ("vaswani-transformer train --config debian_en_de --model.width 3", "width"),
+        ("vaswani-transformer plan --config debian", "debian"),
+        ("srun bash -c 'exec accelerate launch -m training --config tiny --max_step 3'", "max_step"),
+        ("accelerate launch --config_file training/accelerate/three.yaml -m training --config tiny", "three.yaml"),
+        ("accelerate launch --machines 2 -m training --config tiny", "--machines"),
+        ("python -m benchmarks.decode_base_size --batch 1", "No such option: --batch"),
+        ("python examples/debian_corpus/build.py --language it", "invalid choice: 'it'"),
+        ('pip install --constraint constraints.txt ".[onnx,hud]"', "no extra hud"),
+        ("pip install numpy onnxruntim", "onnxruntim"),
+        ("pip install --constraint versions.txt numpy", "versions.txt"),
+    ],
+)
+def test_commands_that_the_programs_refuse_are_found(parse_only, monkeypatch, line, error):
+    monkeypatch.chdir(ROOT)
+    (words,) = our_commands(line)
+    assert error in refusal(words)
+
+
+def our_commands(line: str) -> Iterator[list[str]]:
+    """Yield the words of the commands in a line of a shell that this package, Accelerate, Python or pip runs."""
+    lexer = shlex.shlex(re.sub(r"\$[A-Z_]+", "2", line), posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    words: list[str] = []
+    for word in [*lexer, ";"]:
+        if set(word) <= set("();<>|&"):
+            starts = [place for place, found in enumerate(words) if found in OURS]
+            if starts:
+                yield words[starts[0] :]
+            words = []
+        elif re.search(r"\b(vaswani-transformer|accelerate launch) ", word):  # bash -c '...'
+            yield from our_commands(word)
+        else:
+            words.append(word)
+
+
+def refusal(words: list[str]) -> str:
+    """Return the error of a program that refuses its command, else an empty text."""
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()) as printed,
+        warnings.catch_warnings(action="ignore"),  # runpy: the module is imported already
+    ):
+        try:
+            parse(words)
+        except SystemExit as end:
+            return f"{printed.getvalue()}{end.code}" if end.code else ""
+    return ""
+
+
+def parse(words: list[str]) -> None:
+    from vaswani_transformer import cli
+
+    match words:
+        case ["vaswani-transformer", "train", *arguments]:  # the command itself starts Accelerate's launcher
+            import_program("training", "__main__").main(arguments)
+        case ["vaswani-transformer", *arguments]:
+            cli.main(arguments)
+        case ["accelerate", "launch", *arguments]:
+            launch, unknown = launch_command_parser().parse_known_args(arguments)
+            if unknown or not (ROOT / (launch.config_file or "")).exists():
+                sys.exit(f"accelerate launch: {unknown or launch.config_file}")
+            parse(["python", *(["-m"] if launch.module else []), launch.training_script, *launch.training_script_args])
+        case ["python", *script]:
+            with pytest.MonkeyPatch.context() as patch:
+                if script[0] == "-m":
+                    patch.setattr(sys, "argv", script[1:])
+                    runpy.run_module(script[1], run_name="__main__", alter_sys=True)
+                elif "ray" not in Path(script[0]).parts or importlib.util.find_spec("ray"):
+                    patch.setattr(sys, "argv", script)
+                    patch.syspath_prepend(str(Path(script[0]).parent))
+                    runpy.run_path(script[0], run_name="__main__")
+        case ["pip", "install", *arguments]:
+            check_requirements(arguments)
+
+
+def check_requirements(words: list[str]) -> None:
+    """Exit with an error if a requirement is not one of this package, or a file of constraints does not exist."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    known = {Requirement(line).name for line in itertools.chain(project["dependencies"], *extras.values())}
+    for option, word in itertools.pairwise(["", *words]):
+        if option == "--constraint" and not (ROOT / word).is_file():
+            sys.exit(f"no file {word}")
+        if word.startswith("--") or option == "--constraint":
+            continue
+        requirement = Requirement(word.replace(".", project["name"], 1) if word.startswith(".") else word)
+        if requirement.name not in {project["name"], *known}:
+            sys.exit(f"{requirement.name} is not in pyproject.toml")
+        if missing := requirement.extras - extras.keys():
+            sys.exit(f"no extra {', '.join(missing)}")
 
 
 def test_every_command_of_a_program_is_documented():
@@ -162,34 +303,6 @@ def test_every_command_of_a_program_is_documented():
     for name in ("export", "recipes", "plot"):
         commands |= commands.pop(name).commands
     assert {name for name, command in commands.items() if command.context_settings == cli.PASS_ON} == set(cli.PROGRAMS)
-
-
-def command_of(words: str) -> tuple[str, set[str]]:
-    """Return the command without its arguments, and its options."""
-    found = re.findall(r"\S+", re.sub(r'"[^"]*"', "", words))
-    if found[0] == "-m":
-        name = " ".join(found[:2])
-    else:
-        name = " ".join(found[: 3 if found[1] in ("plot", "export") else 2])
-    return name, {word.partition("=")[0] for word in found if word.startswith("--")}
-
-
-def help_of(name: str) -> str:
-    """Return the help of a command; for training, it includes the keys of a recipe."""
-    from vaswani_transformer import cli
-
-    words = name.split()
-    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
-        if words[0] == "-m":
-            module = "training.__main__" if words[1] == "training" else words[1]
-            importlib.import_module(module).main(["--help"])
-        else:
-            cli.main([*words[1:], "--help"])
-    text = printed.getvalue()
-    if name in ("-m training", "vaswani-transformer train", "vaswani-transformer plan"):
-        text += " ".join(f"--{key} --{key.replace('_', '-')}" for key in Recipe.model_fields)
-        text += "".join(f" --model.{field}" for field in VaswaniTransformerConfig().to_dict())
-    return text
 
 
 def prose(path: Path) -> str:
@@ -251,6 +364,8 @@ def template(tmp_path_factory) -> Path:
     """The folder that the pages expect, with the model of a demo and text."""
     folder = tmp_path_factory.mktemp("documentation")
     saved_model(folder / "demo" / "model")
+    recipe = {"source_language": "en", "target_language": "de"}
+    (folder / "demo" / "model" / "run.json").write_text(json.dumps({"recipe": recipe}))
     for name, column in (("eight.en", 1), ("eight.de", 2)):
         write_lines(folder / "demo" / name, [row[column] for row in demo_corpus.load("test")[:8]])
     for corpus, names, opened in (
@@ -322,9 +437,9 @@ def hub(template, tmp_path_factory) -> Iterator[HubServer]:
     assert not server.unknown
 
 
-def shell(command: str, folder: Path, hub: HubServer | None = None, fails: bool = False) -> str:
+def environment(folder: Path, hub: HubServer | None) -> dict[str, str]:
     bin_folder = Path(sys.executable).parent
-    environment = os.environ | {
+    variables = os.environ | {
         "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
@@ -332,14 +447,41 @@ def shell(command: str, folder: Path, hub: HubServer | None = None, fails: bool 
         "PYTHONUNBUFFERED": "1",  # the two streams in the order of a terminal
     }
     if hub is not None:
-        environment |= {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "huggingface")}
-        environment |= {"HF_TOKEN": WRITE_TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    shell = ["bash", "-euo", "pipefail", "-c", command]
-    done = subprocess.run(
-        shell, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+        variables |= {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "huggingface")}
+        variables |= {"HF_TOKEN": WRITE_TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    return variables
+
+
+BASH = ["bash", "-euo", "pipefail", "-c"]
+TOGETHER: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+
+
+def shell(command: str, folder: Path, hub: HubServer | None = None, fails: bool = False) -> str:
+    done = subprocess.run([*BASH, command], cwd=folder, env=environment(folder, hub), **TOGETHER)
     assert (done.returncode != 0) == fails, f"{command}\n{done.stdout[-6000:]}"
     return done.stdout
+
+
+@contextlib.contextmanager
+def running(server: str, folder: Path, hub: HubServer | None) -> Iterator[str]:
+    """Run a server at a free port; yield what it has printed when it is ready. SIGTERM ends it, without a word."""
+    with subprocess.Popen(
+        [*BASH, f"exec {server} --port 0"], cwd=folder, env=environment(folder, hub), **TOGETHER
+    ) as process:
+        try:
+            assert process.stdout is not None
+            printed = ""
+            for line in process.stdout:
+                printed += line
+                if ADDRESS.search(line):
+                    break
+            yield printed
+            assert process.poll() is None, printed
+            process.terminate()
+            rest = process.communicate()[0]
+            assert (process.returncode, rest) == (0, ""), f"{server}\n{printed}{rest}"
+        finally:
+            process.kill()
 
 
 # Progress bars, and what only the small models and the short runs of the tests print.
@@ -390,29 +532,46 @@ def shortened(command: str) -> str:
 def run_page(
     page: str, folder: Path, languages: tuple[str, ...] = ("python", "console"), hub: HubServer | None = None
 ) -> int:
-    """Run the blocks of a page in order; return their number."""
+    """Run the blocks of a page in order; return their number. Servers run until the end of the page."""
     namespace: dict[str, object] = {}
     chosen = [block for block in blocks(page) if block.runs and block.language in languages]
-    for block in blocks(page):
-        if block.title is not None:
-            (folder / block.title).write_text(block.text, encoding="utf-8")
-        if block in chosen and block.language == "console":
-            for command, shown in block.steps:
-                is_error = "\nerror: " in f"\n{shown}"
-                printed = shell(shortened(command), folder, hub if block.rule == "local Hub" else None, is_error)
+    with contextlib.ExitStack() as servers:
+        addresses: dict[str, str] = {}  # of the servers: as shown -> as it is here
+
+        def here(text: str) -> str:
+            return ADDRESS.sub(lambda shown: addresses.get(shown[0], shown[0]), text)
+
+        for block in blocks(page):
+            of_block = hub if block.rule == "local Hub" else None
+            if block.title is not None:
+                (folder / block.title).write_text(block.text, encoding="utf-8")
+            if block in chosen and block.language == "python":
+                run_python(replace(block, text=here(block.text)), folder, of_block, namespace)
+            for command, shown in block.steps if block in chosen and block.language == "console" else ():
+                if command.startswith("pip install "):
+                    continue
+                if SERVER.match(command):
+                    printed = servers.enter_context(running(command, folder, of_block))
+                    addresses |= zip(ADDRESS.findall(shown), ADDRESS.findall(printed), strict=True)
+                else:
+                    is_error = "\nerror: " in f"\n{shown}"
+                    printed = shell(shortened(here(command)), folder, of_block, is_error)
                 if block.rule != "output of":
                     check_output(shown, printed, f"{page}:{block.line}: {command}")
                 elif re.sub(r"warning: doubtful .*", "", printed).strip():  # the shortened demo's model is bad
                     assert shown, f"{page}:{block.line}: {command} is not followed by its output"
-        elif block in chosen and block.rule == "local Hub":  # huggingface_hub is told where it is when it is imported
-            (folder / "block.py").write_text(block.text, encoding="utf-8")
-            shell("python block.py", folder, hub)
-        elif block in chosen:
-            with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-                if block.rule == "needs":  # PEFT calls functions that transformers has deprecated
-                    warnings.simplefilter("default")
-                exec(compile(block.text, f"{page}:{block.line}", "exec"), namespace)
     return len(chosen)
+
+
+def run_python(block: Block, folder: Path, hub: HubServer | None, namespace: dict[str, object]) -> None:
+    if hub is not None:  # huggingface_hub is told where it is when it is imported
+        (folder / "block.py").write_text(block.text, encoding="utf-8")
+        shell("python block.py", folder, hub)
+        return
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        if block.rule == "needs":  # PEFT calls functions that transformers has deprecated
+            warnings.simplefilter("default")
+        exec(compile(block.text, f"{block.page}:{block.line}", "exec"), namespace)
 
 
 @pytest.mark.timeout(900)
