@@ -153,7 +153,8 @@ class HubServer(ThreadingHTTPServer):
 
 ROUTES: list[tuple[str, str, Callable[..., Any]]] = []
 REPO = r"(?P<repo>[\w.-]+/[\w.-]+)"
-MODEL = rf"/api/models/{REPO}"
+MODEL = rf"/api/(?:models|datasets|spaces)/{REPO}"
+FILES = rf"/(?:datasets/|spaces/)?{REPO}"
 
 
 def route(method: str, pattern: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -319,7 +320,7 @@ class Handler(BaseHTTPRequestHandler):
             answers.append(answer | ({"oid": there[path].oid} if path in there else {}))
         return {"files": answers}
 
-    @route("POST", rf"/{REPO}\.git/info/lfs/objects/batch")
+    @route("POST", rf"{FILES}\.git/info/lfs/objects/batch")
     def lfs_batch(self, repo: str) -> Any:
         self.repo(repo, write=True)
         objects = []
@@ -363,7 +364,7 @@ class Handler(BaseHTTPRequestHandler):
         metadata(self.json()["content"])
         return {"errors": [], "warnings": []}
 
-    @route("GET", rf"/{REPO}/resolve/(?P<revision>[^/]+)/(?P<name>.+)")
+    @route("GET", rf"{FILES}/resolve/(?P<revision>[^/]+)/(?P<name>.+)")
     def resolve(self, repo: str, revision: str, name: str) -> Any:
         commit = self.repo(repo).commit(revision)
         blob, commit_header = commit.files.get(name), {"X-Repo-Commit": commit.id}

@@ -24,6 +24,7 @@ import re
 import runpy
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -39,7 +40,7 @@ from typing import Any
 import onnx
 import pytest
 from accelerate.commands.launch import launch_command_parser
-from browser import DESKTOP, PHONE, chromium, served
+from browser import DESKTOP, NODE_MODULES, PHONE, chromium, served
 from conftest import read_rows, write_lines
 from golden import EXPECTED_RESULTS, golden, opus_folder
 from hub_server import WRITE_TOKEN, HubServer
@@ -79,7 +80,7 @@ SHORT = {
     "micro_batches": "1", "vocab_size": "400", "max_length": "100", "average_last": "2",
     "model.d_model": "32", "model.encoder_layers": "1", "model.decoder_layers": "3",  # a page draws the third
 }  # fmt: skip
-SERVER = re.compile(r"vaswani-transformer serve ")
+SERVERS = {"vaswani-transformer serve ": "--port 0", "python -m http.server ": "0"}  # with a free port
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
 OURS = {"vaswani-transformer", "accelerate", "python", "pip"}
 MODEL_KEYS = {key for key in SHORT if key.startswith("model.")} | {"vocab_size"}
@@ -145,6 +146,14 @@ def test_python_blocks_compile():
     for block in ALL:
         if block.language == "python":
             compile(block.text, f"{block.page}:{block.line}", "exec")
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
+def test_javascript_blocks_compile(tmp_path):
+    for block in ALL:
+        if block.language == "js":
+            (tmp_path / "block.mjs").write_text(block.text, encoding="utf-8")
+            subprocess.run(["node", "--check", tmp_path / "block.mjs"], check=True)
 
 
 def test_yaml_blocks_are_recipes(tmp_path):
@@ -364,8 +373,7 @@ def template(tmp_path_factory) -> Path:
     """The folder that the pages expect, with the model of a demo and text."""
     folder = tmp_path_factory.mktemp("documentation")
     saved_model(folder / "demo" / "model")
-    recipe = {"source_language": "en", "target_language": "de"}
-    (folder / "demo" / "model" / "run.json").write_text(json.dumps({"recipe": recipe}))
+    (folder / "demo" / "model" / "README.md").write_text("---\nlanguage: [en, de]\n---\n")
     for name, column in (("eight.en", 1), ("eight.de", 2)):
         write_lines(folder / "demo" / name, [row[column] for row in demo_corpus.load("test")[:8]])
     for corpus, names, opened in (
@@ -387,7 +395,7 @@ def template(tmp_path_factory) -> Path:
     for column, name in enumerate(("kinds", "en", "de")):
         write_lines(folder / "demo" / "corpus" / f"test.{name}", [row[column] for row in demo_corpus.load("test")[:20]])
     for name, target in {
-        "training": "training", "tests": "tests", "examples": "examples",
+        "training": "training", "tests": "tests", "examples": "examples", "hub": "hub",
         "fairseq-checkpoint": "tests/fixtures/fairseq", "my.model": "tests/fixtures/hf-marian/source.spm",
     }.items():  # fmt: skip
         (folder / name).symlink_to(ROOT / target)
@@ -468,8 +476,16 @@ def hub(template, tmp_path_factory) -> Iterator[HubServer]:
         for name, path in models.items():
             files = [file for file in path.rglob("*") if file.is_file() and file.name not in EXPECTED_RESULTS]
             server.create(name, **{str(file.relative_to(path)): file.read_bytes() for file in files})
+        for name, columns in (("bentrevett/multi30k", ("en", "de")), ("owner/dataset", ("input", "output"))):
+            server.create(name, **{f"{split}.jsonl": dataset(split, columns) for split in demo_corpus.SPLITS})
         yield server
     assert not server.unknown
+
+
+def dataset(split: str, columns: tuple[str, str]) -> bytes:
+    """Return pairs of the demo's corpus as JSON lines."""
+    rows = [dict(zip(columns, row[1:], strict=True)) for row in demo_corpus.load(split)[:200]]
+    return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
 
 
 def environment(folder: Path, hub: HubServer | None) -> dict[str, str]:
@@ -479,6 +495,7 @@ def environment(folder: Path, hub: HubServer | None) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
         "HF_HUB_OFFLINE": "1",
+        "NO_COLOR": "1",
         "PYTHONUNBUFFERED": "1",  # the two streams in the order of a terminal
     }
     if hub is not None:
@@ -500,9 +517,7 @@ def shell(command: str, folder: Path, hub: HubServer | None = None, fails: bool 
 @contextlib.contextmanager
 def running(server: str, folder: Path, hub: HubServer | None) -> Iterator[str]:
     """Run a server at a free port; yield what it has printed when it is ready. SIGTERM ends it, without a word."""
-    with subprocess.Popen(
-        [*BASH, f"exec {server} --port 0"], cwd=folder, env=environment(folder, hub), **TOGETHER
-    ) as process:
+    with subprocess.Popen([*BASH, f"exec {server}"], cwd=folder, env=environment(folder, hub), **TOGETHER) as process:
         try:
             assert process.stdout is not None
             printed = ""
@@ -514,7 +529,8 @@ def running(server: str, folder: Path, hub: HubServer | None) -> Iterator[str]:
             assert process.poll() is None, printed
             process.terminate()
             rest = process.communicate()[0]
-            assert (process.returncode, rest) == (0, ""), f"{server}\n{printed}{rest}"
+            # Python's http.server has no handler.
+            assert process.returncode in (0, -signal.SIGTERM) and not rest, f"{server}\n{printed}{rest}"
         finally:
             process.kill()
 
@@ -558,6 +574,8 @@ def shortened(command: str) -> str:
     """Shorten a training command to a few steps, whose keys keep their values, and other commands that take long."""
     command = command.replace(" | col -bx", " | col -bx | sed -n 1,40p")
     command = command.replace("vaswani-transformer demo", "vaswani-transformer demo --quick demo")
+    if NODE_MODULES.is_dir():  # else npm installs the packages
+        command = command.replace("assemble.mjs for-browser", f"assemble.mjs --packages {NODE_MODULES} for-browser")
     if not re.match(r"vaswani-transformer (train|plan) ", command):
         return command
     keys = {key: value for key, value in SHORT.items() if f"--{key} " not in command}
@@ -587,8 +605,8 @@ def run_page(
             for command, shown in block.steps if block in chosen and block.language == "console" else ():
                 if command.startswith("pip install "):
                     continue
-                if SERVER.match(command):
-                    printed = servers.enter_context(running(command, folder, of_block))
+                if port := [SERVERS[start] for start in SERVERS if command.startswith(start)]:
+                    printed = servers.enter_context(running(f"{command} {port[0]}", folder, of_block))
                     addresses |= zip(ADDRESS.findall(shown), ADDRESS.findall(printed), strict=True)
                 else:
                     is_error = "\nerror: " in f"\n{shown}"
