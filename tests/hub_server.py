@@ -248,9 +248,9 @@ class Handler(BaseHTTPRequestHandler):
 
     # ---- the API -------------------------------------------------------------------------------------------------
 
-    @route("GET", rf"/api/agent-harnesses|{MODEL}/tree/[^/]+/additional_chat_templates")
-    def absent(self, repo: str | None) -> Any:
-        """Answer requests of huggingface_hub and transformers for things that these repositories do not have."""
+    @route("GET", r"/api/agent-harnesses")
+    def absent(self) -> Any:
+        """Answer a request of huggingface_hub for a thing that this server does not have."""
         raise Refusal(404, "does not exist", "EntryNotFound")
 
     @route("POST", r"/api/repos/create")
@@ -277,10 +277,15 @@ class Handler(BaseHTTPRequestHandler):
             "cardData": metadata(card), "siblings": [{"rfilename": name} for name in sorted(commit.files)],
         }  # fmt: skip
 
-    @route("GET", rf"{MODEL}/tree/(?P<revision>[^/]+)")
-    def tree(self, repo: str, revision: str) -> Any:
+    @route("GET", rf"{MODEL}/tree/(?P<revision>[^/]+)(/(?P<folder>.+))?")
+    def tree(self, repo: str, revision: str, folder: str | None) -> Any:
+        files = self.repo(repo).commit(revision).files
+        if folder is not None:
+            files = {name: blob for name, blob in files.items() if name.startswith(f"{folder}/")}
+            if not files:
+                raise Refusal(404, f"{folder} does not exist", "EntryNotFound")
         entries = []
-        for name, blob in sorted(self.repo(repo).commit(revision).files.items()):
+        for name, blob in sorted(files.items()):
             entry = {"type": "file", "path": name, "size": len(blob.content), "oid": blob.oid}
             lfs = {"lfs": {"oid": blob.oid, "size": len(blob.content), "pointerSize": 134}}
             entries.append(entry | (lfs if blob.large else {}))
