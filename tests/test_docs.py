@@ -38,6 +38,7 @@ from statistics import fmean
 from typing import Any
 
 import onnx
+import pyarrow
 import pytest
 from accelerate.commands.launch import launch_command_parser
 from browser import DESKTOP, NODE_MODULES, PHONE, chromium, served
@@ -45,6 +46,7 @@ from conftest import read_rows, write_lines
 from golden import EXPECTED_RESULTS, golden, opus_folder
 from hub_server import WRITE_TOKEN, HubServer
 from packaging.requirements import Requirement
+from pyarrow import parquet
 from saved_model import saved_model
 from test_conversion_multilingual import nllb_tokenizer, random_model
 from typer.core import TyperCommand
@@ -408,6 +410,8 @@ def add_users_text(folder: Path) -> None:
     pairs = [row[1:] for row in demo_corpus.load("train")[:200]]
     with gzip.open(folder / "corpus.en.gz", "wt", encoding="utf-8") as file:
         file.writelines(f"{english}\n" for english, _ in pairs)
+    write_lines(folder / "text.en", [english for english, _ in pairs[:5]])
+    write_lines(folder / "mytext" / "gold.align", ["0-0 1-1"] * 20)
     for name, chosen in (("old", pairs[:100]), ("new", pairs[100:])):
         for column, language in enumerate(("en", "de")):
             write_lines(folder / "mytext" / f"{name}.{language}", [pair[column] for pair in chosen])
@@ -448,6 +452,16 @@ msgstr ""
 """
 
 
+def add_files_of_a_cluster(folder: Path, exported: Path) -> None:
+    """Write text for Ray, and link the models that its nodes have."""
+    (folder / "models").mkdir()
+    (folder / "models" / "en-de").symlink_to(exported / "model")
+    (folder / "models" / "en-de-onnx").symlink_to(exported / "onnx")
+    texts = [english for _, english, _ in demo_corpus.load("test")[:100]]
+    write_lines(folder / "captions.en", texts)
+    parquet.write_table(pyarrow.table({"en": texts}), folder / "corpus.parquet")
+
+
 @pytest.fixture(scope="session")
 def run_of_mytext(template) -> Path:
     """A finished training run of `mytext`, for the pages that begin with one."""
@@ -458,10 +472,11 @@ def run_of_mytext(template) -> Path:
 
 
 @pytest.fixture(scope="session")
-def hub(template, tmp_path_factory) -> Iterator[HubServer]:
-    """A Hub with the models that the pages name, all of them small."""
+def hub(template, exported, tmp_path_factory) -> Iterator[HubServer]:
+    """A Hub with the models and the text that the pages name, all of them small."""
     folder = tmp_path_factory.mktemp("hub")
-    shell(f"vaswani-transformer push demo/model owner/name --to-folder {folder / 'ours'}", template)
+    command = "vaswani-transformer push demo/model owner/name"
+    shell(f"{command} --onnx {exported / 'onnx'} --to-folder {folder / 'ours'}", template)
     opus_folder(folder / "gem", [">>deu<<", ">>nld<<"], two_vocabularies=False)
     tokenizer = nllb_tokenizer(folder / "nllb")
     random_model("m2m_100", vocab_size=len(tokenizer), max_position_embeddings=200).save_pretrained(folder / "nllb")
@@ -496,6 +511,7 @@ def environment(folder: Path, hub: HubServer | None) -> dict[str, str]:
         "PYTHONPATH": str(ROOT),
         "HF_HUB_OFFLINE": "1",
         "NO_COLOR": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONUNBUFFERED": "1",  # the two streams in the order of a terminal
     }
     if hub is not None:
@@ -572,10 +588,13 @@ def test_the_output_of_a_command_is_compared_by_its_shape():
 
 def shortened(command: str) -> str:
     """Shorten a training command to a few steps, whose keys keep their values, and other commands that take long."""
-    command = command.replace(" | col -bx", " | col -bx | sed -n 1,40p")
+    command = command.replace(" /models/", " models/").replace(" | col -bx", " | col -bx | sed -n 1,40p")
     command = command.replace("vaswani-transformer demo", "vaswani-transformer demo --quick demo")
     if NODE_MODULES.is_dir():  # else npm installs the packages
         command = command.replace("assemble.mjs for-browser", f"assemble.mjs --packages {NODE_MODULES} for-browser")
+    command = re.sub(r"(examples/seq2seq_trainer.py .*)", r"\1 2 400", command)
+    if command.startswith("vaswani-transformer train --config demo "):
+        return f"{command} --max-steps 200 --warmup-steps 80"  # as `demo --quick`
     if not re.match(r"vaswani-transformer (train|plan) ", command):
         return command
     keys = {key: value for key, value in SHORT.items() if f"--{key} " not in command}
@@ -649,6 +668,8 @@ def test_the_blocks_of_a_page_run(page: str, template: Path, tmp_path: Path, mon
     if page == "docs/how-to/train.md":
         shutil.rmtree(folder / "runs" / "mine", ignore_errors=True)  # the page creates it
     monkeypatch.chdir(folder)
+    if page == "docs/how-to/cluster.md":
+        add_files_of_a_cluster(folder, request.getfixturevalue("exported"))
     needs_hub = any(block.rule == "local Hub" for block in blocks(page))
     assert run_page(page, folder, hub=request.getfixturevalue("hub") if needs_hub else None) > 0
 
