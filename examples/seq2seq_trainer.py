@@ -64,4 +64,5 @@ def train(source: str, target: str, output: str, max_steps: int = 1000, vocab_si
 if __name__ == "__main__":
     if not 4 <= len(sys.argv) <= 6:
         sys.exit("usage: python examples/seq2seq_trainer.py SOURCE TARGET OUTPUT [STEPS [VOCABULARY]]")
-    print(train(*sys.argv[1:4], *map(int, sys.argv[4:])).evaluate())
+    source, target, output, *sizes = sys.argv[1:]
+    print(train(source, target, output, *map(int, sizes)).evaluate())

@@ -361,8 +361,9 @@ def test_the_readme_has_the_name_of_the_built_wheel():
 
 def test_the_make_targets_of_the_documentation_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    command = re.compile(r"^(?:    |\$ )make ([\w -]+?)(?:  | [A-Z]+=|$)|`make ([\w-]+)`", re.MULTILINE)
     for page in (*PAGES.values(), ROOT / "CONTRIBUTING.md"):
-        for words in re.findall(r"^    make ([\w -]+?)(?:  |$)|`make ([\w-]+)`", page.read_text("utf-8"), re.MULTILINE):
+        for words in command.findall(page.read_text(encoding="utf-8")):
             for target in " ".join(words).split():
                 assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page.name}: make {target}"
 
@@ -481,26 +482,29 @@ def hub(template, exported, tmp_path_factory) -> Iterator[HubServer]:
     tokenizer = nllb_tokenizer(folder / "nllb")
     random_model("m2m_100", vocab_size=len(tokenizer), max_position_embeddings=200).save_pretrained(folder / "nllb")
     tokenizer.save_pretrained(folder / "nllb")
-    models = {
+    repositories = {
         "owner/name": folder / "ours",
         "Helsinki-NLP/opus-mt-en-de": golden("hf-marian"),
         "Helsinki-NLP/opus-mt-en-gem": folder / "gem",
         "facebook/nllb-200-distilled-600M": folder / "nllb",
+        "bentrevett/multi30k": write_dataset(folder / "multi30k", "en", "de"),
+        "owner/dataset": write_dataset(folder / "dataset", "input", "output"),
     }
     with HubServer() as server:
-        for name, path in models.items():
+        for name, path in repositories.items():
             files = [file for file in path.rglob("*") if file.is_file() and file.name not in EXPECTED_RESULTS]
             server.create(name, **{str(file.relative_to(path)): file.read_bytes() for file in files})
-        for name, columns in (("bentrevett/multi30k", ("en", "de")), ("owner/dataset", ("input", "output"))):
-            server.create(name, **{f"{split}.jsonl": dataset(split, columns) for split in demo_corpus.SPLITS})
         yield server
     assert not server.unknown
 
 
-def dataset(split: str, columns: tuple[str, str]) -> bytes:
-    """Return pairs of the demo's corpus as JSON lines."""
-    rows = [dict(zip(columns, row[1:], strict=True)) for row in demo_corpus.load(split)[:200]]
-    return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+def write_dataset(folder: Path, *columns: str) -> Path:
+    """Write pairs of the demo's corpus as JSON lines, a file for each split."""
+    folder.mkdir()
+    for split in demo_corpus.SPLITS:
+        rows = [dict(zip(columns, row[1:], strict=True)) for row in demo_corpus.load(split)[:200]]
+        write_lines(folder / f"{split}.jsonl", [json.dumps(row) for row in rows])
+    return folder
 
 
 def environment(folder: Path, hub: HubServer | None) -> dict[str, str]:
