@@ -3,9 +3,8 @@
 The blocks of a page run in order, in a folder with a model, its corpus and a short training run. In a `console` block
 the lines after `$ ` run, and the lines below are what the command prints: any number stands for a number, `...` for the
 rest of a line, and a line `...` for any lines; with a line `error: ...`, the command fails. A block with `title="FILE"`
-is written to FILE. `pip install`
-is never run: its extras and packages are those of pyproject.toml. A server runs to the end of the page, at a free port.
-A comment above a block changes this:
+is written to FILE. `pip install` is never run, but its extras and packages must be in pyproject.toml. A server runs to
+the end of the page, at a free port. A comment above a block changes this:
 
     <!-- parsed: REASON -->     does not run; Python is compiled, and our commands parse their options and recipes
     <!-- needs: NAME -->        runs where this package or program is installed, else as above
@@ -82,7 +81,8 @@ SHORT = {
     "micro_batches": "1", "vocab_size": "400", "max_length": "100", "average_last": "2",
     "model.d_model": "32", "model.encoder_layers": "1", "model.decoder_layers": "3",  # a page draws the third
 }  # fmt: skip
-SERVERS = {"vaswani-transformer serve ": "--port 0", "python -m http.server ": "0"}  # with a free port
+# The words that choose a free port, and the exit code after SIGTERM, for which http.server has no handler.
+SERVERS = {"vaswani-transformer serve ": ("--port 0", 0), "python -m http.server ": ("0", -signal.SIGTERM)}
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
 OURS = {"vaswani-transformer", "accelerate", "python", "pip"}
 MODEL_KEYS = {key for key in SHORT if key.startswith("model.")} | {"vocab_size"}
@@ -537,7 +537,9 @@ def shell(command: str, folder: Path, hub: HubServer | None = None, fails: bool 
 @contextlib.contextmanager
 def running(server: str, folder: Path, hub: HubServer | None) -> Iterator[str]:
     """Run a server at a free port; yield what it has printed when it is ready. SIGTERM ends it, without a word."""
-    with subprocess.Popen([*BASH, f"exec {server}"], cwd=folder, env=environment(folder, hub), **TOGETHER) as process:
+    ((port, code),) = (SERVERS[start] for start in SERVERS if server.startswith(start))
+    command = [*BASH, f"exec {server} {port}"]
+    with subprocess.Popen(command, cwd=folder, env=environment(folder, hub), **TOGETHER) as process:
         try:
             assert process.stdout is not None
             printed = ""
@@ -549,8 +551,7 @@ def running(server: str, folder: Path, hub: HubServer | None) -> Iterator[str]:
             assert process.poll() is None, printed
             process.terminate()
             rest = process.communicate()[0]
-            # Python's http.server has no handler.
-            assert process.returncode in (0, -signal.SIGTERM) and not rest, f"{server}\n{printed}{rest}"
+            assert (process.returncode, rest) == (code, ""), f"{server}\n{printed}{rest}"
         finally:
             process.kill()
 
@@ -628,8 +629,8 @@ def run_page(
             for command, shown in block.steps if block in chosen and block.language == "console" else ():
                 if command.startswith("pip install "):
                     continue
-                if port := [SERVERS[start] for start in SERVERS if command.startswith(start)]:
-                    printed = servers.enter_context(running(f"{command} {port[0]}", folder, of_block))
+                if command.startswith(tuple(SERVERS)):
+                    printed = servers.enter_context(running(command, folder, of_block))
                     addresses |= zip(ADDRESS.findall(shown), ADDRESS.findall(printed), strict=True)
                 else:
                     is_error = "\nerror: " in f"\n{shown}"
