@@ -39,7 +39,12 @@ test: install
 test-slow: install .venv-optimum/installed .venv-clients/installed .venv-ray/installed tests/node/node_modules/installed
 	$(BIN)/pytest -m slow -n 1 $(TESTS)
 	.venv-clients/bin/python -m pytest -n 1 tests/test_clients.py tests/test_onnx_triton.py
+	$(WITH_BIN) .venv-clients/bin/python -m pytest -n 0 tests/test_docs.py -k "blocks_of_a_page and serve"
 	.venv-ray/bin/python -m pytest -n 0 tests/test_ray.py
+	$(WITH_BIN) .venv-ray/bin/python -m pytest -n 0 tests/test_docs.py -k "blocks_of_a_page and cluster"
+
+# The pages run `vaswani-transformer` and `accelerate`, which these environments see without their commands.
+WITH_BIN := PATH="$(abspath $(BIN)):$$PATH"
 
 test-versions: install
 	$(BIN)/python tests/versions.py $(VERSIONS)

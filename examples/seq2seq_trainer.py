@@ -62,6 +62,7 @@ def train(source: str, target: str, output: str, max_steps: int = 1000, vocab_si
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4:
-        sys.exit("usage: python examples/seq2seq_trainer.py SOURCE TARGET OUTPUT")
-    print(train(sys.argv[1], sys.argv[2], sys.argv[3]).evaluate())
+    if not 4 <= len(sys.argv) <= 6:
+        sys.exit("usage: python examples/seq2seq_trainer.py SOURCE TARGET OUTPUT [STEPS [VOCABULARY]]")
+    source, target, output, *sizes = sys.argv[1:]
+    print(train(source, target, output, *map(int, sizes)).evaluate())

@@ -153,7 +153,8 @@ class HubServer(ThreadingHTTPServer):
 
 ROUTES: list[tuple[str, str, Callable[..., Any]]] = []
 REPO = r"(?P<repo>[\w.-]+/[\w.-]+)"
-MODEL = rf"/api/models/{REPO}"
+MODEL = rf"/api/(?:models|datasets|spaces)/{REPO}"
+FILES = rf"/(?:datasets/|spaces/)?{REPO}"
 
 
 def route(method: str, pattern: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -247,9 +248,9 @@ class Handler(BaseHTTPRequestHandler):
 
     # ---- the API -------------------------------------------------------------------------------------------------
 
-    @route("GET", rf"/api/agent-harnesses|{MODEL}/tree/[^/]+/additional_chat_templates")
-    def absent(self, repo: str | None) -> Any:
-        """Answer requests of huggingface_hub and transformers for things that these repositories do not have."""
+    @route("GET", r"/api/agent-harnesses")
+    def absent(self) -> Any:
+        """Answer a request of huggingface_hub for a thing that this server does not have."""
         raise Refusal(404, "does not exist", "EntryNotFound")
 
     @route("POST", r"/api/repos/create")
@@ -276,10 +277,15 @@ class Handler(BaseHTTPRequestHandler):
             "cardData": metadata(card), "siblings": [{"rfilename": name} for name in sorted(commit.files)],
         }  # fmt: skip
 
-    @route("GET", rf"{MODEL}/tree/(?P<revision>[^/]+)")
-    def tree(self, repo: str, revision: str) -> Any:
+    @route("GET", rf"{MODEL}/tree/(?P<revision>[^/]+)(/(?P<folder>.+))?")
+    def tree(self, repo: str, revision: str, folder: str | None) -> Any:
+        files = self.repo(repo).commit(revision).files
+        if folder is not None:
+            files = {name: blob for name, blob in files.items() if name.startswith(f"{folder}/")}
+            if not files:
+                raise Refusal(404, f"{folder} does not exist", "EntryNotFound")
         entries = []
-        for name, blob in sorted(self.repo(repo).commit(revision).files.items()):
+        for name, blob in sorted(files.items()):
             entry = {"type": "file", "path": name, "size": len(blob.content), "oid": blob.oid}
             lfs = {"lfs": {"oid": blob.oid, "size": len(blob.content), "pointerSize": 134}}
             entries.append(entry | (lfs if blob.large else {}))
@@ -319,7 +325,7 @@ class Handler(BaseHTTPRequestHandler):
             answers.append(answer | ({"oid": there[path].oid} if path in there else {}))
         return {"files": answers}
 
-    @route("POST", rf"/{REPO}\.git/info/lfs/objects/batch")
+    @route("POST", rf"{FILES}\.git/info/lfs/objects/batch")
     def lfs_batch(self, repo: str) -> Any:
         self.repo(repo, write=True)
         objects = []
@@ -363,7 +369,7 @@ class Handler(BaseHTTPRequestHandler):
         metadata(self.json()["content"])
         return {"errors": [], "warnings": []}
 
-    @route("GET", rf"/{REPO}/resolve/(?P<revision>[^/]+)/(?P<name>.+)")
+    @route("GET", rf"{FILES}/resolve/(?P<revision>[^/]+)/(?P<name>.+)")
     def resolve(self, repo: str, revision: str, name: str) -> Any:
         commit = self.repo(repo).commit(revision)
         blob, commit_header = commit.files.get(name), {"X-Repo-Commit": commit.id}

@@ -2,14 +2,13 @@
 
 import copy
 import random
-import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import tiny_config, write_lines
+from conftest import tiny_config
 from transformers import (
     AutoModelForSeq2SeqLM,
     DataCollatorForSeq2Seq,
@@ -18,7 +17,7 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
-from vaswani_transformer import Translator, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.tokenization import train_tokenizer
 
 # Without a GPU, the DataLoader warns about pinned memory, which Seq2SeqTrainer requests by default.
@@ -122,11 +121,3 @@ def test_trainer_label_smoothing_equals_the_model(make_trainer):
     with torch.no_grad():
         expected = trainer.model.eval()(**batch, label_smoothing=0.1, label_smoothing_spread="all").loss
     assert found == pytest.approx(expected.item(), rel=1e-4)
-
-
-def test_the_example_trains_a_model_that_translates(sentences, tmp_path):
-    text = str(write_lines(tmp_path / "text", sentences[:150]))
-    example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "seq2seq_trainer.py"))
-    trainer = example["train"](text, text, str(tmp_path / "model"), max_steps=2, vocab_size=280)
-    assert trainer.state.global_step == 2
-    assert len(Translator.from_pretrained(tmp_path / "model").translate(["one red cat"])) == 1
