@@ -560,7 +560,7 @@ def running(server: str, folder: Path, hub: HubServer | None) -> Iterator[str]:
 ONLY_HERE = re.compile(
     r"━|it/s\]|^warning: (doubtful translations|the learning rate rises|the model will average|\d+ of \d+ test)"
 )
-NUMBER = r"-?\d[\d.,:]*(?:e[-+]?\d+)?"
+NUMBER = r"-?\d[\d.,:]*(?:e[-+]?\d+|\+c(?:pu|u\d+))?"  # also torch 2.13.0+cpu
 
 
 def shape(text: str) -> str:
