@@ -221,7 +221,7 @@ def read_fields(folder: Path) -> dict[str, Any]:
     content, config = read_json_object(folder / "config.json"), load_config(folder).to_dict()
     return {
         **{name: config[name] for name in VaswaniTransformerConfig.__annotations__},
-        **{name: content[name] for name in content.keys() & CONFIG_ENTRIES},
+        **{name: content[name] for name in sorted(CONFIG_ENTRIES) if name in content},
         "architectures": ["VaswaniTransformerForConditionalGeneration"],
     }
 

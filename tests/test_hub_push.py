@@ -5,6 +5,8 @@ import json
 import math
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import one_fast_in, read_rows, write_lines
+from conftest import ENVIRONMENT, one_fast_in, read_rows, write_lines
 from golden import golden, opus_folder
 from hub_server import OWNER, WRITE_TOKEN, Fault, HubServer
 from huggingface_hub import HfApi, ModelCard, constants
@@ -180,6 +182,16 @@ def test_a_pushed_folder_can_be_pushed_again(folder):
     one = written(folder)
     two = written(one)
     assert [name for name in FILES if (one / name).read_bytes() != (two / name).read_bytes()] == []
+
+
+@pytest.mark.slow
+def test_a_push_writes_the_same_bytes_in_every_process(folder, tmp_path):
+    """Python orders a set of names by hashes that differ between processes; the Hub would get a new commit."""
+    words = [sys.executable, "-m", "vaswani_transformer", "push", folder, REPO, "--to-folder"]
+    for seed in "0123":
+        subprocess.run([*words, tmp_path / seed], env=ENVIRONMENT | {"PYTHONHASHSEED": seed}, check=True)
+    contents = [{name: (tmp_path / seed / name).read_bytes() for name in names(tmp_path / seed)} for seed in "0123"]
+    assert all(content == contents[0] for content in contents)
 
 
 def test_sharded_weights_are_published_with_their_index(folder):

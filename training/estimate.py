@@ -154,8 +154,9 @@ def format_estimate(estimate: dict[str, Any]) -> str:
         speed, rate = estimate["tokens_per_second"], estimate["flop_per_second"] / 1e9
         rows["speed"] = f"{speed:,.0f} source + target tokens/s, {rate:,.0f} GFLOP/s"
         peak = estimate["peak_flop_per_second"] / 1e9
-        for name in SHARES.keys() & estimate.keys():
-            rows["speed"] += f", {estimate[name]:.0%} {SHARES[name]} ({peak:,.0f} GFLOP/s)"
+        for name, share in SHARES.items():
+            if name in estimate:
+                rows["speed"] += f", {estimate[name]:.0%} {share} ({peak:,.0f} GFLOP/s)"
         if estimate["hours"] is not None:
             rows["this recipe"] = f"{estimate['hours']:,.2f} hours on this machine, one process"
     return "\n".join(f"{name:<18}{value}" for name, value in rows.items())

@@ -124,8 +124,9 @@ class Reporter:
         """Write a record of measurements (see Meter.read), and show its loss and speed."""
         self.write(record)
         summary = f"loss {record['loss']:.3f}  {record['tokens_per_second']:.0f} tokens/s"
-        for name in SHARES.keys() & record.keys():
-            summary += f"  {record[name]:.0%} {SHARES[name]}"
+        for name, share in SHARES.items():
+            if name in record:
+                summary += f"  {record[name]:.0%} {share}"
         if self.bar is not None:
             self.bar.update(self.task, completed=record["step"], summary=summary)
         else:

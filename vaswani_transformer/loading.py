@@ -79,7 +79,9 @@ def load_config(folder: ModelFolder | str | Path) -> VaswaniTransformerConfig:
     folder = folder if isinstance(folder, ModelFolder) else ModelFolder(folder)
     known = VaswaniTransformerConfig.__annotations__.keys() | VaswaniTransformerConfig.attribute_map
     try:
-        return VaswaniTransformerConfig.from_dict({name: folder.config[name] for name in folder.config.keys() & known})
+        return VaswaniTransformerConfig.from_dict(
+            {name: value for name, value in folder.config.items() if name in known}
+        )
     except Exception as error:  # strict dataclasses raise various types
         raise BrokenFileError(f"{folder.path / 'config.json'}: {one_line(str(error))}") from error
 
