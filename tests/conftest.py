@@ -301,6 +301,52 @@ MMAP(mmap64, off64_t)
 """
 
 
+# For LD_PRELOAD: of the calls that change files below $FAILING, number $CALL finds no space.
+FULL_FOR_ONE_CALL = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <linux/fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+static int calls;
+static int fails(const char *path) {
+    const char *below = getenv("FAILING"), *call = getenv("CALL");
+    if (!below || !call || !path || strncmp(path, below, strlen(below))) return 0;
+    if (__sync_add_and_fetch(&calls, 1) != atoi(call)) return 0;
+    fprintf(stderr, "failed: %s\\n", path);
+    errno = ENOSPC;
+    return 1;
+}
+static int fails_at(int descriptor) {
+    char link[64], path[PATH_MAX] = "";
+    snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+    return readlink(link, path, sizeof path - 1) > 0 && fails(path);
+}
+#define CALL(result, name, types, names, failed) \
+    result name types { \
+        result (*real) types = dlsym(RTLD_NEXT, #name); \
+        if (failed) return -1; \
+        return real names; \
+    }
+#define WRITES(flags) ((flags) & (O_CREAT | O_WRONLY | O_RDWR))
+CALL(int, open, (const char *path, int flags, mode_t mode), (path, flags, mode), WRITES(flags) && fails(path))
+CALL(int, open64, (const char *path, int flags, mode_t mode), (path, flags, mode), WRITES(flags) && fails(path))
+CALL(ssize_t, write, (int to, const void *bytes, size_t size), (to, bytes, size), fails_at(to))
+CALL(ssize_t, sendfile, (int to, int from, off_t *start, size_t size), (to, from, start, size), fails_at(to))
+CALL(ssize_t, sendfile64, (int to, int from, off64_t *start, size_t size), (to, from, start, size), fails_at(to))
+CALL(int, fsync, (int descriptor), (descriptor), fails_at(descriptor))
+CALL(int, mkdir, (const char *path, mode_t mode), (path, mode), fails(path))
+CALL(int, rename, (const char *from, const char *to), (from, to), fails(to))
+CALL(int, unlink, (const char *path), (path), fails(path))
+CALL(int, rmdir, (const char *path), (path), fails(path))
+"""
+
+
 def compile_library(factory: pytest.TempPathFactory, code: str) -> Path:
     """Return a shared library of C code, for LD_PRELOAD."""
     if shutil.which("gcc") is None:
@@ -321,6 +367,12 @@ def poor_file_system(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def broken_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library with which the file whose path contains $BROKEN cannot be read, mapped or written."""
     return compile_library(tmp_path_factory, BROKEN_DISK)
+
+
+@pytest.fixture(scope="session")
+def full_for_one_call(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library with which call number $CALL of those that change files below $FAILING fails: no space left."""
+    return compile_library(tmp_path_factory, FULL_FOR_ONE_CALL)
 
 
 @contextlib.contextmanager

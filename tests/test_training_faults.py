@@ -286,6 +286,21 @@ def test_a_run_works_without_locks_permissions_and_fsync_of_folders(text, tmp_pa
     assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("call", range(10, 500, 35))
+def test_a_run_goes_on_after_any_change_of_a_file_has_failed(text, tmp_path, uninterrupted, full_for_one_call, call):
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "training", *options_of(SMALL | {"data": str(text), "output_dir": str(run)})]
+    variables = {"OMP_NUM_THREADS": "1", "LD_PRELOAD": str(full_for_one_call), "FAILING": str(run), "CALL": str(call)}
+    failed = subprocess.run(command, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, timeout=200)
+    assert f"failed: {run}" in failed.stderr and "Traceback" not in failed.stderr
+    errors = [line for line in failed.stderr.splitlines() if line.startswith("error: ")]
+    if failed.returncode:  # 0: a temporary folder could not be removed
+        assert failed.returncode == 4 and len(errors) == 1 and "No space left on device" in errors[0]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=200)
+    assert_bit_identical(uninterrupted(1)[0], run)
+
+
 @pytest.mark.parametrize("state", ["full", "closed"])
 def test_an_unwritable_stderr_does_not_end_training(start, tmp_path, state):
     start(fault=("stderr", state), max_steps=2).ends()
