@@ -154,6 +154,21 @@ def test_fine_tuning_with_another_tokenizer_warns(folder):
     assert len(said) == 1 and "differs from the one that" in said[0]
 
 
+@pytest.mark.parametrize(
+    ("toolkit", "message"),
+    [
+        ("hf-marian", "model_type is 'marian'; .*; convert it: vaswani-transformer convert .*/hf-marian NEW_FOLDER"),
+        ("fairseq", "fairseq has no config.json; give the folder of a model"),
+    ],
+)
+@pytest.mark.parametrize("tokenizer", [None, "tokenizer"])
+def test_initial_weights_of_another_toolkit_must_be_converted(folder, toolkit, message, tokenizer):
+    weights = str(Path(__file__).parent / "fixtures" / toolkit)
+    recipe = recipe_of(folder, initial_weights=weights, tokenizer=tokenizer and str(folder / tokenizer))
+    with pytest.raises(InputError, match=message):
+        loaded(recipe)
+
+
 def test_sizes_other_than_those_of_the_initial_weights_are_named(folder):
     saved_model(folder / "model")
     recipe = recipe_of(folder, initial_weights=str(folder / "model"), model={"d_model": 16, "dropout": 0.3})
