@@ -356,6 +356,18 @@ def test_a_damaged_cache_is_named_and_tokenised_again(tmp_path, load, name, dama
     assert load()[1] == []
 
 
+def test_a_damaged_cache_that_is_a_link_is_tokenised_again(tmp_path, load):
+    """And what the link leads to is kept."""
+    write_both(tmp_path)
+    load()
+    (folder,) = (tmp_path / "cache").iterdir()
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    (folder / "corpus.json").unlink()
+    assert len(load()[0]) == len(PAIRS)
+    assert not folder.is_symlink() and (tmp_path / "elsewhere/source.ids").is_file()
+
+
 def test_a_damaged_cache_that_cannot_be_removed_is_named(tokenizer, recipe_for):
     """That of another user: the text was tokenised again and again."""
     with shared_folder() as shared:

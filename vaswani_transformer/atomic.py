@@ -225,10 +225,14 @@ def remove(path: Path) -> None:
 
 
 def remove_folder(folder: Path, remedy: str) -> None:
-    """Remove a folder, if it exists. Raises UnavailableError if it cannot be removed, such as that of another user."""
+    """Remove a folder, if it exists, or the link to it. Raises UnavailableError if it cannot be removed, such as that
+    of another user."""
     try:
         with suppress(FileNotFoundError):  # or another process is removing it
-            shutil.rmtree(folder)
+            if folder.is_symlink():  # to another disk
+                folder.unlink()
+            else:
+                shutil.rmtree(folder)
     except OSError as error:
         raise UnavailableError(f"{folder} cannot be removed: {error.strerror}; {remedy}") from error
 
