@@ -295,6 +295,16 @@ def test_rows_with_other_languages_and_types_are_read(tmp_path, load, load_datas
     assert load_dataset("set", streaming=streaming).sha256 == plain.sha256
 
 
+@pytest.mark.parametrize("kind", ["pandas", "arrow", "numpy"])
+@pytest.mark.parametrize("rows", [ROWS, NESTED])
+def test_the_format_that_a_dataset_was_saved_with_does_not_matter(tmp_path, load, load_dataset, kind, rows):
+    write_both(tmp_path)
+    plain, _ = load()
+    saved = datasets.DatasetDict({"train": datasets.Dataset.from_list(rows)})
+    saved.with_format(kind, columns=list(rows[0])).save_to_disk(str(tmp_path / "set"))
+    assert load_dataset("set").sha256 == plain.sha256
+
+
 def test_the_cache_distinguishes_translation_directions(tmp_path, load):
     """Covers a file, a dataset and the embedded corpus."""
     write(tmp_path, "pairs.jsonl", [json.dumps(row) for row in ROWS])

@@ -387,7 +387,8 @@ def open_dataset(settings: TextSettings, split: str) -> ParallelText:
     loaded, fingerprint = _load_split(settings, split)
 
     def read_pairs() -> Iterator[Pair]:
-        batches, number = _without_other_columns(loaded, languages).iter(batch_size=CHUNK), 0
+        plain = loaded.with_format(None)  # it may have been saved with the format "pandas"
+        batches, number = _without_other_columns(plain, languages).iter(batch_size=CHUNK), 0
         while True:
             try:
                 batch = next(batches, None)
