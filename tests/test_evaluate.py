@@ -251,11 +251,13 @@ def test_pairs_without_a_text_are_not_scored(model_folder, capsys, refused):
     recipe = {"data": str(model_folder), "test": ["t.jsonl"]}
     (model_folder / "model/run.json").write_text(json.dumps({"recipe": recipe}))
     assert "key 'de' is missing" in refused(main, [model_folder / "model"])
-    write_lines(model_folder / "t.jsonl", ['{"en": "a b", "de": "c"}', '{"en": null, "de": null}', ""])
+    rows = [{"en": "a b", "de": "c"}, {"en": None, "de": None}, None, {"en": "", "de": " "}, {"en": "a", "de": ""}]
+    lines = [json.dumps(row) for row in rows]
+    write_lines(model_folder / "t.jsonl", lines)
     main([str(model_folder / "model"), "--json"])
     assert json.loads(capsys.readouterr().out)["sentences"] == 1
-    write_lines(model_folder / "t.jsonl", ['{"en": "", "de": ""}', '{"en": "a", "de": ""}'])
-    assert "t.jsonl: the text in 'de' has no text; a score needs" in refused(main, [model_folder / "model"])
+    write_lines(model_folder / "t.jsonl", lines[1:])
+    assert "t.jsonl: no pair has a text in both languages; a score" in refused(main, [model_folder / "model"])
 
 
 def test_a_damaged_record_of_the_run_is_named(model_folder, refused):
@@ -296,6 +298,7 @@ def test_a_row_that_does_not_fit_is_refused_before_translating(model_folder, ref
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere: no such folder"),
+        (["nowhere", "--config", "paper_base_en_de", "--data", "none"], "nowhere: no such folder"),  # before the text
         (["model"], "has no run.json; pass --config RECIPE"),
         (["model", "--source", "s"], "give both --source and --reference, or neither"),
         (["model", "--source", "r", "--reference", "two"], "r has 3 lines, two has 2"),

@@ -131,9 +131,10 @@ def join_lines(text: str | None) -> str:
 
 
 def read_sentences(texts: Iterable[ParallelText]) -> tuple[list[str], list[str]]:
-    """Read the sources and targets of parallel texts, cleaned, without the pairs that lack one, as in TMX files."""
-    pairs = [pair for text in texts for _, *pair in text.pairs() if None not in pair]
-    return [join_lines(source) for source, _ in pairs], [join_lines(target) for _, target in pairs]
+    """Read the sources and targets of parallel texts, cleaned, without the pairs that lack one, as in training."""
+    pairs = [tuple(map(join_lines, pair)) for text in texts for _, *pair in text.pairs()]
+    complete = [pair for pair in pairs if all(pair)]
+    return [source for source, _ in complete], [target for _, target in complete]
 
 
 def count_pairs(texts: Iterable[ParallelText]) -> int:
