@@ -50,6 +50,8 @@ def check_new_folder(path: str | Path) -> Path:
     above = next(parent for parent in target.parents if os.path.lexists(parent))
     if not above.is_dir():
         raise InputError(f"{path}: {above} is not a folder; give a name in a folder")
+    if not os.access(above, os.W_OK | os.X_OK, effective_ids=True):
+        raise InputError(f"{path}: you may not write in {above}; give a name in a folder of your own")
     return path
 
 
