@@ -384,12 +384,17 @@ def open_embedded(settings: TextSettings, split: str) -> ParallelText:
 
 def open_dataset(settings: TextSettings, split: str) -> ParallelText:
     """Open a split of a `datasets` id, or of a folder made by `save_to_disk`."""
+    from datasets import ClassLabel
+
     where, languages = f"dataset {settings.dataset}, split {split}", settings.languages
     loaded, fingerprint = _load_split(settings, split)
 
     def read_pairs() -> Iterator[Pair]:
         plain = loaded.with_format(None)  # it may have been saved with the format "pandas"
-        batches, number = _without_other_columns(plain, languages).iter(batch_size=CHUNK), 0
+        table = _without_other_columns(plain, languages)
+        batches, number = table.iter(batch_size=CHUNK), 0
+        features = table.features or {}
+        names = {label: each.names for label, each in features.items() if isinstance(each, ClassLabel)}
         while True:
             try:
                 batch = next(batches, None)
@@ -397,6 +402,8 @@ def open_dataset(settings: TextSettings, split: str) -> ParallelText:
                 raise UnavailableError(f"{where}, cannot be read: {_explain(error)}") from error
             if batch is None:
                 return
+            for label in names:  # numbers, and -1 or None where there is none
+                batch[label] = [None if n is None or n < 0 else names[label][n] for n in batch[label]]
             missing = "no column 'translation' holds objects, and there is no column"
             rows = [row or {} for row in batch.get("translation", [])]
             if "translation" in batch and all(isinstance(row, dict) for row in rows):
