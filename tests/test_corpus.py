@@ -316,6 +316,14 @@ def test_the_cache_distinguishes_translation_directions(tmp_path, load):
         assert list(there.source_lengths) == list(back.target_lengths) != list(back.source_lengths)
 
 
+def test_the_cache_distinguishes_the_languages_of_a_table_whose_rows_name_them(tmp_path, load):
+    """The rows of English would be trained on as French."""
+    write(tmp_path, "t.csv", ["source,target,source_lang", "a b,c d,en", "e f,g h,en"])
+    assert len(load("t.csv")[0]) == 2
+    with pytest.raises(InputError, match="source_lang is 'en', but the recipe's language there is 'fr'"):
+        load("t.csv", source_language="fr")
+
+
 def test_the_cache_distinguishes_tokenizers(tmp_path, tokenizer, recipe_for):
     write_both(tmp_path)
     recipe = recipe_for()

@@ -354,7 +354,7 @@ def _open_table(settings: TextSettings, name: str, path: Path, delimiter: str, q
             else:
                 yield number, *_pick_texts(cells, table.labels, table.columns, languages, place)
 
-    return ParallelText(name, read_pairs, lambda: f"{files_sha256(path)} {tuple(table)}", (path,))
+    return ParallelText(name, read_pairs, lambda: f"{files_sha256(path)} {languages} {tuple(table)}", (path,))
 
 
 def _rows(path: Path, delimiter: str, quoted: bool) -> Iterator[Row]:
