@@ -346,6 +346,16 @@ def test_several_corpora_are_concatenated(tmp_path, tokenizer, recipe_for):
     assert list(text_lines(texts)) == [*chain(*PAIRS), "one", "eins"]
 
 
+def test_a_dataset_whose_files_were_replaced_does_not_come_from_the_cache(tmp_path, load_dataset):
+    """Its state.json still has the fingerprint of the other text."""
+    for name, rows in (("set", ROWS), ("other", ROWS[::-1])):
+        datasets.DatasetDict({"train": datasets.Dataset.from_list(rows)}).save_to_disk(str(tmp_path / name))
+    before = load_dataset("set").sha256
+    (file,) = (tmp_path / "other/train").glob("*.arrow")
+    file.replace(tmp_path / "set/train" / file.name)
+    assert load_dataset("set").sha256 != before
+
+
 def test_only_an_unchanged_corpus_comes_from_the_cache(tmp_path, load):
     write_both(tmp_path)
     first, _ = load()

@@ -387,7 +387,7 @@ def open_dataset(settings: TextSettings, split: str) -> ParallelText:
     from datasets import ClassLabel
 
     where, languages = f"dataset {settings.dataset}, split {split}", settings.languages
-    loaded, fingerprint = _load_split(settings, split)
+    loaded, fingerprint, files = _load_split(settings, split)
 
     def read_pairs() -> Iterator[Pair]:
         plain = loaded.with_format(None)  # it may have been saved with the format "pandas"
@@ -420,7 +420,8 @@ def open_dataset(settings: TextSettings, split: str) -> ParallelText:
                 number += 1
                 yield number, *_pick_texts(row, labels, columns, languages, f"{where}, row {number}")
 
-    return ParallelText(f"{settings.dataset}/{split}", read_pairs, lambda: f"{fingerprint} {languages}")
+    name = f"{settings.dataset}/{split}"
+    return ParallelText(name, read_pairs, lambda: f"{fingerprint} {files_sha256(*files)} {languages}", files)
 
 
 def _without_other_columns(loaded: Any, languages: Sequence[str]) -> Any:
@@ -436,8 +437,8 @@ def _without_other_columns(loaded: Any, languages: Sequence[str]) -> Any:
     return loaded.select_columns([label for label in labels if label in read])
 
 
-def _load_split(settings: TextSettings, split: str) -> tuple[Any, str]:
-    """Return the split, and a fingerprint of its text."""
+def _load_split(settings: TextSettings, split: str) -> tuple[Any, str, tuple[Path, ...]]:
+    """Return the split, a fingerprint of its text, and its files if the user has saved them, who may replace them."""
     import datasets
 
     name = cast(str, settings.dataset)
@@ -463,7 +464,8 @@ def _load_split(settings: TextSettings, split: str) -> tuple[Any, str]:
         loaded = loaded[split]
     elif split != str(loaded.split) and settings.train != [split]:  # whatever its name; two would be the same text
         raise InputError(f"dataset {name} has only split {loaded.split}, not {split!r}; save a DatasetDict with both")
-    return loaded, fingerprint or f"{loaded._fingerprint} {len(loaded)}"
+    files = tuple(Path(file["filename"]) for file in loaded.cache_files) if is_saved else ()
+    return loaded, fingerprint or f"{loaded._fingerprint} {len(loaded)}", files
 
 
 def _explain(error: Exception) -> str:
