@@ -109,6 +109,16 @@ def test_a_finished_run_is_repeated_unchanged_or_extended(start, tmp_path, unint
     assert (tmp_path / f"run/checkpoints/step-{STEPS + 5}").is_dir()
 
 
+def test_a_model_of_other_checkpoints_with_the_same_names_is_replaced(start, tmp_path, uninterrupted):
+    """As after the last steps of a run were trained again with another learning rate."""
+    folder = shutil.copytree(uninterrupted(1)[0], tmp_path / "run")
+    shutil.rmtree(folder / f"checkpoints/step-{STEPS}")
+    start(learning_rate=0.1, allow_changed=True).ends(0, f"{folder}: the model, the average of step-20, step-24")
+    checkpoints = [weights(folder / f"checkpoints/step-{step}") for step in (20, 24)]
+    for name, value in weights(folder).items():
+        torch.testing.assert_close(value, (checkpoints[0][name] + checkpoints[1][name]) / 2, atol=1e-7, rtol=1e-6)
+
+
 def test_a_finished_run_keeps_edited_settings(start, tmp_path, uninterrupted):
     folder = shutil.copytree(uninterrupted(1)[0], tmp_path / "run")
     change_json(folder / "generation_config.json", num_beams=2)
