@@ -95,8 +95,9 @@ def train(recipe: Recipe, change: Callable[[Any], None] | None = None) -> None:
         stack.callback(accelerator.end_training)
         stack.callback(run.release)
         run.resume(began)
-        if accelerator.is_main_process:
-            write_json(output / RECORD, record)  # the checkpoints belong to this recipe and text
+        # The checkpoints belong to this recipe and text; those of a finished run stay with the recipe that made them.
+        if accelerator.is_main_process and run.progress.step < run.total_steps:
+            write_json(output / RECORD, record)
         if trackers:
             keys = {k: v if isinstance(v, int | float | str) else str(v) for k, v in record["recipe"].items()}
             accelerator.init_trackers("vaswani_transformer", config=keys)
