@@ -122,7 +122,7 @@ def evaluate(
         language = languages.names[languages.tokens.index(languages.find(target_language))]
         text = replace(text, name=f"{text.name} to {language}", language=language)
     recorded = (read_languages(folder) or (None, "en"))[1]
-    result = scores(translations, text.references, text.kinds, text.language or recorded)
+    result = scores(*select_complete(text, translations), text.language or recorded)
     result |= {"beam": search.num_beams, "alpha": search.length_penalty}
     if as_json:
         typer.echo(json.dumps({"test": text.name, **result}, indent=1))
@@ -201,12 +201,24 @@ def read_text_files(source: Path, reference: Path) -> EvaluationText:
     if len(sources) != len(references):
         raise InputError(f"{source} has {len(sources)} lines, {reference} has {len(references)}")
     for path, lines in ((source, sources), (reference, references)):
-        if not any(lines):  # their translations would be exact matches
+        if not any(lines):
             raise InputError(f"{path} has no text; a score needs sentences and their translations")
+    if not any(map(all, zip(sources, references, strict=True))):
+        raise InputError(f"no line has a text in both {source} and {reference}; line n must translate line n")
     suffix = reference.name.removesuffix(".gz").rpartition(".")[2]  # test.de
     language = suffix if is_language(suffix) else None
     name, place = source.stem, source.parent.name
     return EvaluationText(name, place, sources, references, language=language, files=(source, reference))
+
+
+def select_complete(text: EvaluationText, translations: list[str]) -> tuple[list[str], list[str], list[str] | None]:
+    """Return the translations, references and kinds of the pairs with a text in both languages.
+
+    The translation of an empty source is empty, too, and would match an empty reference exactly.
+    """
+    complete = [n for n, pair in enumerate(zip(text.sources, text.references, strict=True)) if all(pair)]
+    kinds = text.kinds and [text.kinds[n] for n in complete]
+    return [translations[n] for n in complete], [text.references[n] for n in complete], kinds
 
 
 def read_kinds(path: Path, sentences: int) -> list[str]:
