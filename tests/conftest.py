@@ -386,7 +386,7 @@ def shared_folder() -> Iterator[Path]:
 @contextlib.contextmanager
 def not_removable(folder: Path) -> Iterator[None]:
     """Let this process be refused the removal of a folder in a `shared_folder`, as that of another user."""
-    folder.chmod(0o500)
+    folder.chmod(0o555)
     user = os.geteuid()
     try:
         if user == 0:  # who may remove any file

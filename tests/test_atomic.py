@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ENVIRONMENT, file_size_limit, wait_until
+from conftest import ENVIRONMENT, file_size_limit, not_removable, shared_folder, wait_until
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -308,6 +308,14 @@ def test_the_parents_of_a_new_folder_are_created_and_must_be_folders(tmp_path: P
     (tmp_path / "file").write_text("text")
     with pytest.raises(InputError, match="/file is not a folder; give a name in a folder$"):
         check_new_folder(tmp_path / "file" / "b" / "new")
+
+
+def test_a_new_folder_in_one_that_is_read_only_is_refused_beforehand() -> None:
+    """And not after the download or the training of what it is to contain."""
+    with shared_folder() as shared, not_removable(shared):
+        for name in ("new", "a/b/new"):
+            with pytest.raises(InputError, match=f"{name}: you may not write in {shared}; give a name"):
+                check_new_folder(shared / name)
 
 
 def test_empty_folders_that_cannot_be_replaced_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

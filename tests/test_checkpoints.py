@@ -416,9 +416,11 @@ def test_models_of_other_languages_are_not_averaged(models, fails, capsys):
     (folders[0] / "run.json").write_text(json.dumps({"recipe": recipe}))
     (folders[1] / "README.md").write_text("---\nlanguage: [en, fr]\ntags: [vaswani_transformer]\n---\n")
     fails(2, f"{folders[0]} translates en to de, but {folders[1]} en to fr; such models cannot be averaged", *folders)
-    (folders[1] / "README.md").write_text("---\nlanguage: [eng, deu]\ntags: [vaswani_transformer]\n---\n")
-    average([*map(str, folders), "--output", str(models.parent / "model")])
-    assert "the average of step-20, step-30" in capsys.readouterr().out
+    # The whole language and that of a region, whichever comes first.
+    (folders[1] / "README.md").write_text("---\nlanguage: [eng, de-AT]\ntags: [vaswani_transformer]\n---\n")
+    for number, order in enumerate((folders, folders[::-1])):
+        average([*map(str, order), "--output", str(models.parent / f"model-{number}")])
+        assert f"the average of {order[0].name}, {order[1].name}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

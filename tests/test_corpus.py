@@ -295,6 +295,16 @@ def test_rows_with_other_languages_and_types_are_read(tmp_path, load, load_datas
     assert load_dataset("set", streaming=streaming).sha256 == plain.sha256
 
 
+@pytest.mark.parametrize("kind", ["pandas", "arrow", "numpy"])
+@pytest.mark.parametrize("rows", [ROWS, NESTED])
+def test_the_format_that_a_dataset_was_saved_with_does_not_matter(tmp_path, load, load_dataset, kind, rows):
+    write_both(tmp_path)
+    plain, _ = load()
+    saved = datasets.DatasetDict({"train": datasets.Dataset.from_list(rows)})
+    saved.with_format(kind, columns=list(rows[0])).save_to_disk(str(tmp_path / "set"))
+    assert load_dataset("set").sha256 == plain.sha256
+
+
 def test_the_cache_distinguishes_translation_directions(tmp_path, load):
     """Covers a file, a dataset and the embedded corpus."""
     write(tmp_path, "pairs.jsonl", [json.dumps(row) for row in ROWS])
@@ -304,6 +314,14 @@ def test_the_cache_distinguishes_translation_directions(tmp_path, load):
         there, _ = load(name, **keys)
         back, _ = load(name, **keys, **REVERSE)
         assert list(there.source_lengths) == list(back.target_lengths) != list(back.source_lengths)
+
+
+def test_the_cache_distinguishes_the_languages_of_a_table_whose_rows_name_them(tmp_path, load):
+    """The rows of English would be trained on as French."""
+    write(tmp_path, "t.csv", ["source,target,source_lang", "a b,c d,en", "e f,g h,en"])
+    assert len(load("t.csv")[0]) == 2
+    with pytest.raises(InputError, match="source_lang is 'en', but the recipe's language there is 'fr'"):
+        load("t.csv", source_language="fr")
 
 
 def test_the_cache_distinguishes_tokenizers(tmp_path, tokenizer, recipe_for):
@@ -326,6 +344,16 @@ def test_several_corpora_are_concatenated(tmp_path, tokenizer, recipe_for):
     assert texts_of(corpus, tokenizer) == [*PAIRS, ("one", "eins")]
     assert count_pairs(texts) == 5
     assert list(text_lines(texts)) == [*chain(*PAIRS), "one", "eins"]
+
+
+def test_a_dataset_whose_files_were_replaced_does_not_come_from_the_cache(tmp_path, load_dataset):
+    """Its state.json still has the fingerprint of the other text."""
+    for name, rows in (("set", ROWS), ("other", ROWS[::-1])):
+        datasets.DatasetDict({"train": datasets.Dataset.from_list(rows)}).save_to_disk(str(tmp_path / name))
+    before = load_dataset("set").sha256
+    (file,) = (tmp_path / "other/train").glob("*.arrow")
+    file.replace(tmp_path / "set/train" / file.name)
+    assert load_dataset("set").sha256 != before
 
 
 def test_only_an_unchanged_corpus_comes_from_the_cache(tmp_path, load):
@@ -354,6 +382,18 @@ def test_a_damaged_cache_is_named_and_tokenised_again(tmp_path, load, name, dama
     assert again.sha256 == corpus.sha256
     assert f"{name} has been altered" in said[0] and "tokenising again" in said[0]
     assert load()[1] == []
+
+
+def test_a_damaged_cache_that_is_a_link_is_tokenised_again(tmp_path, load):
+    """And what the link leads to is kept."""
+    write_both(tmp_path)
+    load()
+    (folder,) = (tmp_path / "cache").iterdir()
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    (folder / "corpus.json").unlink()
+    assert len(load()[0]) == len(PAIRS)
+    assert not folder.is_symlink() and (tmp_path / "elsewhere/source.ids").is_file()
 
 
 def test_a_damaged_cache_that_cannot_be_removed_is_named(tokenizer, recipe_for):

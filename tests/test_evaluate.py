@@ -251,11 +251,25 @@ def test_pairs_without_a_text_are_not_scored(model_folder, capsys, refused):
     recipe = {"data": str(model_folder), "test": ["t.jsonl"]}
     (model_folder / "model/run.json").write_text(json.dumps({"recipe": recipe}))
     assert "key 'de' is missing" in refused(main, [model_folder / "model"])
-    write_lines(model_folder / "t.jsonl", ['{"en": "a b", "de": "c"}', '{"en": null, "de": null}', ""])
+    rows = [{"en": "a b", "de": "c"}, {"en": None, "de": None}, None, {"en": "", "de": " "}, {"en": "a", "de": ""}]
+    lines = [json.dumps(row) for row in rows]
+    write_lines(model_folder / "t.jsonl", lines)
     main([str(model_folder / "model"), "--json"])
     assert json.loads(capsys.readouterr().out)["sentences"] == 1
-    write_lines(model_folder / "t.jsonl", ['{"en": "", "de": ""}', '{"en": "a", "de": ""}'])
-    assert "t.jsonl: the text in 'de' has no text; a score needs" in refused(main, [model_folder / "model"])
+    write_lines(model_folder / "t.jsonl", lines[1:])
+    assert "t.jsonl: no pair has a text in both languages; a score" in refused(main, [model_folder / "model"])
+
+
+def test_blank_lines_of_two_files_are_translated_but_not_scored(model_folder, capsys):
+    """They may separate documents; each line has its translation and its kind."""
+    for name, lines in (("s", TRANSLATIONS), ("r", REFERENCES), ("kinds", ["x", "y", "z"])):
+        write_lines(model_folder / name, [lines[0], "", *lines[1:], ""])
+    written = model_folder / "out"
+    evaluate(model_folder, "--json", "--kinds", str(model_folder / "kinds"), "--hypotheses", str(written))
+    result, lines = json.loads(capsys.readouterr().out), written.read_text().splitlines()
+    assert len(lines) == 5 and lines[1] == lines[4] == ""
+    assert result["sentences"] == 3 and [*result["by_kind"]] == ["x", "y", "z"]
+    assert result["bleu"] == pytest.approx(scores([lines[0], *lines[2:4]], REFERENCES)["bleu"])
 
 
 def test_a_damaged_record_of_the_run_is_named(model_folder, refused):
@@ -296,11 +310,17 @@ def test_a_row_that_does_not_fit_is_refused_before_translating(model_folder, ref
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere: no such folder"),
+        (["nowhere", "--config", "paper_base_en_de", "--data", "none"], "nowhere: no such folder"),  # before the text
         (["model"], "has no run.json; pass --config RECIPE"),
         (["model", "--source", "s"], "give both --source and --reference, or neither"),
         (["model", "--source", "r", "--reference", "two"], "r has 3 lines, two has 2"),
         (["model", "--source", "two", "--reference", "blank"], "blank has no text; a score needs sentences"),
         (["model", "--source", "blank", "--reference", "two"], "blank has no text; a score needs sentences"),
+        (
+            ["model", "--source", "first", "--reference", "second"],
+            "no line has a text in both first and second; line n",
+        ),
+        (["./nowhere"], "./nowhere: no such folder\n"),
         (
             ["model", "--source", "s", "--reference", "r", "--hypotheses", "r"],
             "--hypotheses r is the same file as r; give another name",
@@ -318,6 +338,8 @@ def test_wrong_arguments_are_one_line_errors(model_folder, arguments, message, r
     (model_folder / "empty").mkdir()
     (model_folder / "two").write_text("one\ntwo\n")
     (model_folder / "blank").write_text("\n \n")
+    (model_folder / "first").write_text("one\n\n")
+    (model_folder / "second").write_text("\ntwo\n")
     assert message in refused(main, arguments)
 
 

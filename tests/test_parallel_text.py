@@ -279,16 +279,21 @@ def test_a_number_in_a_dataset_is_no_empty_text(tmp_path):
         read_sentences(open_texts(recipe, ["train"]))
 
 
-def test_a_label_of_a_language_is_no_missing_one(tmp_path):
-    """A ClassLabel is a number, and the first one is 0."""
+def test_the_language_of_a_row_may_be_a_label(tmp_path):
+    """datasets stores the number of a ClassLabel, from 0; -1 is none."""
     features = datasets.Features(
         {"source": datasets.Value("string"), "target": datasets.Value("string")}
-        | {"source_lang": datasets.ClassLabel(names=["fr", "en"])}
+        | {"source_lang": datasets.ClassLabel(names=["en", "fr"])}
     )
-    rows = [{"source": "a", "target": "b", "source_lang": "fr"}]
-    datasets.Dataset.from_list(rows, features=features).save_to_disk(str(tmp_path / "set"))
-    with pytest.raises(InputError, match="row 1: source_lang is 0, but the recipe's language there is 'en'"):
-        read_sentences(open_texts(load_recipe(None, {"dataset": str(tmp_path / "set")}), ["train"]))
+
+    def read(*labels):
+        rows = [{"source": "a", "target": "b", "source_lang": label} for label in labels]
+        datasets.Dataset.from_list(rows, features=features).save_to_disk(str(tmp_path / "set"))
+        return read_sentences(open_texts(load_recipe(None, {"dataset": str(tmp_path / "set")}), ["train"]))
+
+    assert read("en", None, -1) == (["a"] * 3, ["b"] * 3)
+    with pytest.raises(InputError, match="row 2: source_lang is 'fr', but the recipe's language there is 'en'"):
+        read("en", "fr")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from conftest import flip_a_bit
 from saved_model import ENGLISH, GERMAN, change_json, trained_model, trained_tokenizer
 from training_runs import COMPILED, SMALL, STEPS, assert_same_losses, records_of, weights
 
+from hub.provenance import Provenance
 from training.batches import batch_by_length
 from training.corpus import read_corpora
 from training.metrics import measure_bleu
@@ -107,6 +108,33 @@ def test_a_finished_run_is_repeated_unchanged_or_extended(start, tmp_path, unint
     assert all(torch.equal(before[name], after[name]) for name in before)
     start(max_steps=STEPS + 5).ends()  # without a decay, the run may be extended
     assert (tmp_path / f"run/checkpoints/step-{STEPS + 5}").is_dir()
+
+
+def test_a_finished_run_keeps_the_record_of_how_it_was_trained(start, tmp_path, uninterrupted):
+    """The card and rows of results quote it."""
+    folder = shutil.copytree(uninterrupted(1)[0], tmp_path / "run")
+    before = (folder / "run.json").read_bytes()
+    start(learning_rate=0.1, allow_changed=True).ends(0, "resuming a changed run: learning_rate", "stays as it is")
+    assert (folder / "run.json").read_bytes() == before
+
+
+def test_the_recipe_of_an_interrupted_change_is_not_that_of_the_model(start, tmp_path, uninterrupted):
+    """The model in the folder was trained before, with another recipe."""
+    folder = shutil.copytree(uninterrupted(1)[0], tmp_path / "run")
+    assert Provenance(folder, "", [], {}).recipe["learning_rate"] != 0.1
+    start(learning_rate=0.1, allow_changed=True, max_steps=STEPS + 5, fault=("term", 2)).ends(143)
+    assert (folder / "checkpoints" / f"step-{STEPS}").is_dir() and (folder / "model.safetensors").is_file()
+    assert Provenance(folder, "", [], {}).run == {}
+
+
+def test_a_model_of_other_checkpoints_with_the_same_names_is_replaced(start, tmp_path, uninterrupted):
+    """As after the last steps of a run were trained again with another learning rate."""
+    folder = shutil.copytree(uninterrupted(1)[0], tmp_path / "run")
+    shutil.rmtree(folder / f"checkpoints/step-{STEPS}")
+    start(learning_rate=0.1, allow_changed=True).ends(0, f"{folder}: the model, the average of step-20, step-24")
+    checkpoints = [weights(folder / f"checkpoints/step-{step}") for step in (20, 24)]
+    for name, value in weights(folder).items():
+        torch.testing.assert_close(value, (checkpoints[0][name] + checkpoints[1][name]) / 2, atol=1e-7, rtol=1e-6)
 
 
 def test_a_finished_run_keeps_edited_settings(start, tmp_path, uninterrupted):

@@ -68,11 +68,16 @@ def check_languages(folders: list[Path]) -> None:
     pairs = [(folder, pair) for folder in folders if (pair := read_languages(find_records(folder)))]
     for folder, pair in pairs[:-1]:
         last, expected = pairs[-1]
-        if any(find_language([ours], theirs) is None for ours, theirs in zip(pair, expected, strict=True)):
+        if not all(map(mean_the_same, pair, expected)):
             raise InputError(
                 f"{folder} translates {' to '.join(pair)}, but {last} {' to '.join(expected)}; such models cannot be "
                 "averaged"
             )
+
+
+def mean_the_same(first: str, second: str) -> bool:
+    """Return whether two names can mean the same language: `en` and `en-US`, but not `en-GB` and `en-US`."""
+    return find_language([first], second) is not None or find_language([second], first) is not None
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -13,6 +13,7 @@ import typer
 
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.exit import exit_cleanly
+from vaswani_transformer.hub_files import is_repository
 from vaswani_transformer.languages import read_languages
 from vaswani_transformer.lines import (
     check_file,
@@ -36,7 +37,7 @@ from vaswani_transformer.options import (
     TargetLanguage,
     Workers,
 )
-from vaswani_transformer.training_run import RECORD, read_run
+from vaswani_transformer.training_run import RECORD, follow_pointer, read_run
 
 from .languages import is_language
 
@@ -79,7 +80,9 @@ def evaluate(
     from .result_row import append_row, check_columns, hash_weights
 
     text = None
-    if not dry_run:  # before the model is downloaded
+    if not dry_run:  # before the model is downloaded, or a dataset for one that does not exist
+        if not is_repository(model) and not follow_pointer(Path(model)).exists():
+            raise InputError(f"{model}: no such folder")
         if kinds is not None and str(kinds) != "-":
             check_file(kinds)
         if hypotheses is not None:
@@ -89,8 +92,6 @@ def evaluate(
         if not all(option is None for option in (source, reference, config)):
             text = read_text(source, reference, config, data, test)
     folder, backend = find_model_and_backend(context, model, backend, revision, dry_run)
-    if not folder.is_dir():
-        raise InputError(f"{model}: no such folder")
     if record_to is not None and (dtype is not None or backend != "torch"):
         raise InputError("--record describes models as they were trained; use it without --dtype and --backend")
     from vaswani_transformer.loading import as_device
@@ -121,7 +122,7 @@ def evaluate(
         language = languages.names[languages.tokens.index(languages.find(target_language))]
         text = replace(text, name=f"{text.name} to {language}", language=language)
     recorded = (read_languages(folder) or (None, "en"))[1]
-    result = scores(translations, text.references, text.kinds, text.language or recorded)
+    result = scores(*select_complete(text, translations), text.language or recorded)
     result |= {"beam": search.num_beams, "alpha": search.length_penalty}
     if as_json:
         typer.echo(json.dumps({"test": text.name, **result}, indent=1))
@@ -184,8 +185,8 @@ def read_recipe_text(recipe: "Recipe") -> EvaluationText:
     else:
         texts = open_texts(recipe, names)
     sources, references = read_sentences(texts)
-    for language, lines in zip(recipe.languages, (sources, references), strict=True):
-        check_text(lines, f"{' + '.join(names)}: the text in {language!r}")
+    if not sources:
+        raise InputError(f"{' + '.join(names)}: no pair has a text in both languages; a score needs translations")
     embedded = recipe.data == EMBEDDED
     kinds = [kind for name in names for kind, *_ in demo_corpus.load(name)] if embedded else None
     data = recipe.dataset or recipe.data or "."
@@ -200,17 +201,24 @@ def read_text_files(source: Path, reference: Path) -> EvaluationText:
     if len(sources) != len(references):
         raise InputError(f"{source} has {len(sources)} lines, {reference} has {len(references)}")
     for path, lines in ((source, sources), (reference, references)):
-        check_text(lines, path)
+        if not any(lines):
+            raise InputError(f"{path} has no text; a score needs sentences and their translations")
+    if not any(map(all, zip(sources, references, strict=True))):
+        raise InputError(f"no line has a text in both {source} and {reference}; line n must translate line n")
     suffix = reference.name.removesuffix(".gz").rpartition(".")[2]  # test.de
     language = suffix if is_language(suffix) else None
     name, place = source.stem, source.parent.name
     return EvaluationText(name, place, sources, references, language=language, files=(source, reference))
 
 
-def check_text(lines: list[str], name: object) -> None:
-    """Raise InputError if all lines are empty, whose translations would be exact matches."""
-    if not any(lines):
-        raise InputError(f"{name} has no text; a score needs sentences and their translations")
+def select_complete(text: EvaluationText, translations: list[str]) -> tuple[list[str], list[str], list[str] | None]:
+    """Return the translations, references and kinds of the pairs with a text in both languages.
+
+    The translation of an empty source is empty, too, and would match an empty reference exactly.
+    """
+    complete = [n for n, pair in enumerate(zip(text.sources, text.references, strict=True)) if all(pair)]
+    kinds = text.kinds and [text.kinds[n] for n in complete]
+    return [translations[n] for n in complete], [text.references[n] for n in complete], kinds
 
 
 def read_kinds(path: Path, sentences: int) -> list[str]:

@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from vaswani_transformer.atomic import atomic_file, move_files, remove, temporary_path
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
-from vaswani_transformer.files import check_inside, read_json_object
+from vaswani_transformer.files import check_inside, files_sha256, read_json_object
 from vaswani_transformer.model_folder import (
     CODE_FILES,
     FIXED_ENTRIES,
@@ -88,7 +88,13 @@ def write_model(folders: list[Path], model: Path, **about: Any) -> None:
         shutil.copyfile(folders[-1] / name, model / name)
     # Without the settings, which users may edit.
     files = [model / WEIGHTS, *model.rglob("tokenizer.json")]
-    checkpoints.write_manifest(model, files, average_of=[folder.name for folder in folders], **about)
+    checkpoints.write_manifest(model, files, **describe_average(folders), **about)
+
+
+def describe_average(folders: list[Path]) -> dict[str, Any]:
+    """Return the entries of the manifest that tell an average from one of other folders with the same names."""
+    names = [folder.name for folder in folders]
+    return {"average_of": names, "average_of_sha256": files_sha256(*(folder / WEIGHTS for folder in folders))}
 
 
 def write_model_folder(folders: list[Path], output: Path) -> None:
@@ -103,9 +109,8 @@ def write_model_folder(folders: list[Path], output: Path) -> None:
 def is_average_of(folders: list[Path], output: Path) -> bool:
     """Return whether a run's folder already holds the complete average of these checkpoints."""
     try:
-        names = [folder.name for folder in folders]
         complete = verify_manifest(output) and all((output / name).is_file() for name in list_other_files(folders[-1]))
-        return complete and read_json_object(output / MANIFEST).get("average_of") == names
+        return complete and describe_average(folders).items() <= read_json_object(output / MANIFEST).items()
     except BrokenFileError:
         return False
 

@@ -131,9 +131,10 @@ def join_lines(text: str | None) -> str:
 
 
 def read_sentences(texts: Iterable[ParallelText]) -> tuple[list[str], list[str]]:
-    """Read the sources and targets of parallel texts, cleaned, without the pairs that lack one, as in TMX files."""
-    pairs = [pair for text in texts for _, *pair in text.pairs() if None not in pair]
-    return [join_lines(source) for source, _ in pairs], [join_lines(target) for _, target in pairs]
+    """Read the sources and targets of parallel texts, cleaned, without the pairs that lack one, as in training."""
+    pairs = [tuple(map(join_lines, pair)) for text in texts for _, *pair in text.pairs()]
+    complete = [pair for pair in pairs if all(pair)]
+    return [source for source, _ in complete], [target for _, target in complete]
 
 
 def count_pairs(texts: Iterable[ParallelText]) -> int:
@@ -353,7 +354,7 @@ def _open_table(settings: TextSettings, name: str, path: Path, delimiter: str, q
             else:
                 yield number, *_pick_texts(cells, table.labels, table.columns, languages, place)
 
-    return ParallelText(name, read_pairs, lambda: f"{files_sha256(path)} {tuple(table)}", (path,))
+    return ParallelText(name, read_pairs, lambda: f"{files_sha256(path)} {languages} {tuple(table)}", (path,))
 
 
 def _rows(path: Path, delimiter: str, quoted: bool) -> Iterator[Row]:
@@ -383,11 +384,17 @@ def open_embedded(settings: TextSettings, split: str) -> ParallelText:
 
 def open_dataset(settings: TextSettings, split: str) -> ParallelText:
     """Open a split of a `datasets` id, or of a folder made by `save_to_disk`."""
+    from datasets import ClassLabel
+
     where, languages = f"dataset {settings.dataset}, split {split}", settings.languages
-    loaded, fingerprint = _load_split(settings, split)
+    loaded, fingerprint, files = _load_split(settings, split)
 
     def read_pairs() -> Iterator[Pair]:
-        batches, number = _without_other_columns(loaded, languages).iter(batch_size=CHUNK), 0
+        plain = loaded.with_format(None)  # it may have been saved with the format "pandas"
+        table = _without_other_columns(plain, languages)
+        batches, number = table.iter(batch_size=CHUNK), 0
+        features = table.features or {}
+        names = {label: each.names for label, each in features.items() if isinstance(each, ClassLabel)}
         while True:
             try:
                 batch = next(batches, None)
@@ -395,6 +402,8 @@ def open_dataset(settings: TextSettings, split: str) -> ParallelText:
                 raise UnavailableError(f"{where}, cannot be read: {_explain(error)}") from error
             if batch is None:
                 return
+            for label in names:  # numbers, and -1 or None where there is none
+                batch[label] = [None if n is None or n < 0 else names[label][n] for n in batch[label]]
             missing = "no column 'translation' holds objects, and there is no column"
             rows = [row or {} for row in batch.get("translation", [])]
             if "translation" in batch and all(isinstance(row, dict) for row in rows):
@@ -411,7 +420,8 @@ def open_dataset(settings: TextSettings, split: str) -> ParallelText:
                 number += 1
                 yield number, *_pick_texts(row, labels, columns, languages, f"{where}, row {number}")
 
-    return ParallelText(f"{settings.dataset}/{split}", read_pairs, lambda: f"{fingerprint} {languages}")
+    name = f"{settings.dataset}/{split}"
+    return ParallelText(name, read_pairs, lambda: f"{fingerprint} {files_sha256(*files)} {languages}", files)
 
 
 def _without_other_columns(loaded: Any, languages: Sequence[str]) -> Any:
@@ -427,8 +437,8 @@ def _without_other_columns(loaded: Any, languages: Sequence[str]) -> Any:
     return loaded.select_columns([label for label in labels if label in read])
 
 
-def _load_split(settings: TextSettings, split: str) -> tuple[Any, str]:
-    """Return the split, and a fingerprint of its text."""
+def _load_split(settings: TextSettings, split: str) -> tuple[Any, str, tuple[Path, ...]]:
+    """Return the split, a fingerprint of its text, and its files if the user has saved them, who may replace them."""
     import datasets
 
     name = cast(str, settings.dataset)
@@ -454,7 +464,8 @@ def _load_split(settings: TextSettings, split: str) -> tuple[Any, str]:
         loaded = loaded[split]
     elif split != str(loaded.split) and settings.train != [split]:  # whatever its name; two would be the same text
         raise InputError(f"dataset {name} has only split {loaded.split}, not {split!r}; save a DatasetDict with both")
-    return loaded, fingerprint or f"{loaded._fingerprint} {len(loaded)}"
+    files = tuple(Path(file["filename"]) for file in loaded.cache_files) if is_saved else ()
+    return loaded, fingerprint or f"{loaded._fingerprint} {len(loaded)}", files
 
 
 def _explain(error: Exception) -> str:

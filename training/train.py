@@ -12,8 +12,10 @@ from accelerate import Accelerator
 from accelerate.utils import TorchDynamoPlugin, broadcast_object_list
 from transformers.utils import logging as transformers_logging
 
-from vaswani_transformer.files import write_json
+from vaswani_transformer.atomic import remove
+from vaswani_transformer.files import read_json_object, write_json
 from vaswani_transformer.hub_files import find_folder
+from vaswani_transformer.model_folder import MANIFEST
 from vaswani_transformer.training_run import RECORD
 from vaswani_transformer.tried_versions import untried_versions_warning
 
@@ -95,8 +97,11 @@ def train(recipe: Recipe, change: Callable[[Any], None] | None = None) -> None:
         stack.callback(accelerator.end_training)
         stack.callback(run.release)
         run.resume(began)
-        if accelerator.is_main_process:
-            write_json(output / RECORD, record)  # the checkpoints belong to this recipe and text
+        # The checkpoints belong to this recipe and text; those of a finished run stay with the recipe that made them.
+        if accelerator.is_main_process and run.progress.step < run.total_steps:
+            if read_json_object(output / RECORD).get("fixed_keys") != record["fixed_keys"]:
+                remove(output / MANIFEST)  # without which the record is not that of an earlier model in the folder
+            write_json(output / RECORD, record)
         if trackers:
             keys = {k: v if isinstance(v, int | float | str) else str(v) for k, v in record["recipe"].items()}
             accelerator.init_trackers("vaswani_transformer", config=keys)

@@ -50,6 +50,8 @@ def check_new_folder(path: str | Path) -> Path:
     above = next(parent for parent in target.parents if os.path.lexists(parent))
     if not above.is_dir():
         raise InputError(f"{path}: {above} is not a folder; give a name in a folder")
+    if not os.access(above, os.W_OK | os.X_OK, effective_ids=True):
+        raise InputError(f"{path}: you may not write in {above}; give a name in a folder of your own")
     return path
 
 
@@ -225,10 +227,14 @@ def remove(path: Path) -> None:
 
 
 def remove_folder(folder: Path, remedy: str) -> None:
-    """Remove a folder, if it exists. Raises UnavailableError if it cannot be removed, such as that of another user."""
+    """Remove a folder, if it exists, or the link to it. Raises UnavailableError if it cannot be removed, such as that
+    of another user."""
     try:
         with suppress(FileNotFoundError):  # or another process is removing it
-            shutil.rmtree(folder)
+            if folder.is_symlink():  # to another disk
+                folder.unlink()
+            else:
+                shutil.rmtree(folder)
     except OSError as error:
         raise UnavailableError(f"{folder} cannot be removed: {error.strerror}; {remedy}") from error
 

@@ -46,7 +46,7 @@ def is_repository(name: str | Path) -> bool:
     """Return whether a name is that of a repository, `owner/name`, because nothing local has it."""
     path = Path(name)
     parent_exists = path.parent != Path() and path.parent.is_dir()
-    may_be_repository = re.fullmatch(r"[\w.-]+/[\w.-]+", str(name), re.ASCII) is not None
+    may_be_repository = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(name), re.ASCII) is not None
     return may_be_repository and not path.exists() and not parent_exists
 
 
