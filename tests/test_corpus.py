@@ -4,12 +4,15 @@ import copy
 import gzip
 import json
 import re
+import subprocess
+import sys
 from itertools import chain
 
 import datasets
 import numpy as np
 import pytest
-from conftest import not_removable, shared_folder
+from conftest import ENVIRONMENT, not_removable, shared_folder
+from hub_server import Blob, Commit, HubServer
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from saved_model import change_json
@@ -198,6 +201,8 @@ def test_wrong_columns_and_splits_of_a_dataset_are_named(tmp_path, load_dataset,
         load_dataset("nested", "dev")
     with pytest.raises(InputError, match="dataset_config: .*nested was made by save_to_disk and has no configurations"):
         load_dataset("nested", dataset_config="de-en")
+    with pytest.raises(InputError, match="dataset_revision: .*nested is a folder, and only the Hub has revisions"):
+        load_dataset("nested", dataset_revision="main")
     twice = recipe_for(data=None, dataset=str(tmp_path / "flat"), train=["one", "two"])
     with pytest.raises(InputError, match="has only split None, not 'one'"):  # both would be the same text
         open_texts(twice, twice.train)
@@ -206,6 +211,25 @@ def test_wrong_columns_and_splits_of_a_dataset_are_named(tmp_path, load_dataset,
     datasets.Dataset.from_list([{"en": "a", "de": 3}, {"en": "b", "de": 4}]).save_to_disk(str(tmp_path / "numbers"))
     with pytest.raises(InputError, match="row 1: 'de' is int, must be text"):
         load_dataset("numbers")
+
+
+def test_a_dataset_on_the_hub_is_read_at_its_revision(tmp_path):
+    code = """if True:
+        import sys
+        from training.parallel_text import open_texts, read_sentences
+        from training.recipe import load_recipe
+        for revision in sys.argv[1:]:
+            keys = {"data": "null", "dataset": "owner/name", "dataset_revision": revision, "train": "train"}
+            recipe = load_recipe(None, keys)
+            print(*read_sentences(open_texts(recipe, recipe.train)))
+    """
+    with HubServer() as hub:
+        commits = hub.create("owner/name", **{"train.jsonl": b'{"en": "old", "de": "alt"}\n'}).main
+        commits.append(Commit("", commits[0].files | {"train.jsonl": Blob(b'{"en": "new", "de": "neu"}\n')}))
+        environment = ENVIRONMENT | {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
+        words = [sys.executable, "-c", code, commits[0].id, "null"]
+        printed = subprocess.run(words, env=environment, check=True, capture_output=True, text=True).stdout
+    assert printed.splitlines() == ["['old'] ['alt']", "['new'] ['neu']"]
 
 
 def test_a_streamed_dataset_is_not_copied_to_disk(tmp_path, load, load_dataset, monkeypatch):

@@ -115,6 +115,7 @@ def test_the_recipe_sets_the_number_of_processes(tmp_path):
         ({"data": "a", "dataset": "b"}, "data and dataset are both given"),
         ({"data": "a", "streaming": "true"}, "streaming is true without a dataset"),
         ({"data": "a", "dataset_config": "de-en"}, "^--dataset_config: dataset_config is 'de-en' without a dataset"),
+        ({"data": "a", "dataset_revision": "v1"}, "^--dataset_revision: dataset_revision is 'v1' without a dataset"),
         (
             {"learning_rate": "1e-3", "learning_rate_factor": "2"},
             "learning_rate_factor is 2.0, but learning_rate 0.001",

@@ -442,20 +442,23 @@ def _load_split(settings: TextSettings, split: str) -> tuple[Any, str, tuple[Pat
     import datasets
 
     name = cast(str, settings.dataset)
+    config, revision = settings.dataset_config, settings.dataset_revision
     is_saved = Path(name).is_dir() and any((Path(name) / f).exists() for f in ("dataset_dict.json", "state.json"))
-    if is_saved and settings.dataset_config is not None:
+    if is_saved and config is not None:
         raise InputError(f"dataset_config: {name} was made by save_to_disk and has no configurations; set it to null")
+    if Path(name).is_dir() and revision is not None:
+        raise InputError(f"dataset_revision: {name} is a folder, and only the Hub has revisions; set it to null")
     fingerprint = ""
     try:
         if is_saved:
             loaded: Any = datasets.load_from_disk(name)  # without a copy
         elif settings.streaming:
-            builder = datasets.load_dataset_builder(name, settings.dataset_config)
+            builder = datasets.load_dataset_builder(name, config, revision=revision)
             loaded = builder.as_streaming_dataset()
             # The builder's hash covers the files: their times on disk or their commit on the Hub.
             fingerprint = f"{name} {builder.config_id} {builder.hash} {split}"
         else:
-            loaded = datasets.load_dataset(name, settings.dataset_config)
+            loaded = datasets.load_dataset(name, config, revision=revision)
     except Exception as error:
         raise UnavailableError(f"dataset {name} cannot be loaded: {_explain(error)}") from error
     if isinstance(loaded, dict):

@@ -39,7 +39,9 @@ TextList = Annotated[list[str], BeforeValidator(lambda value: [value] if isinsta
 Precision = Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(_yaml_text)]
 
 # Keys that locate the text. Resumed runs and processes compare its content instead.
-TEXT_LOCATION = {"data", "dataset", "dataset_config", "streaming", "train", "validation", "test"}
+TEXT_LOCATION = {"data", "dataset", "dataset_config", "dataset_revision", "streaming", "train", "validation", "test"}
+# The values, as on a command line, with which `data` replaces a dataset.
+NO_DATASET = {"dataset": "null", "dataset_config": "null", "dataset_revision": "null", "streaming": "false"}
 TEXT_KEYS = TEXT_LOCATION | {"source_language", "target_language"}
 # Keys that may change when a run is resumed.
 MAY_CHANGE = TEXT_LOCATION | {
@@ -88,6 +90,9 @@ class TextSettings(BaseModel):
     data: Text | None = Field(None, description=f"Folder of the text files, or {EMBEDDED!r} for the demo's corpus.")
     dataset: Text | None = Field(None, description="`datasets` id, or a folder made by save_to_disk, instead of data.")
     dataset_config: Text | None = Field(None, description="Configuration of the dataset.")
+    dataset_revision: Text | None = Field(
+        None, description="Branch, tag or commit of a dataset on the Hub, whose text may change; default: the newest."
+    )
     streaming: bool = Field(False, description="Tokenise the dataset while it downloads; keep no copy of its text.")
     source_language: Text = Field("en", description="Source language code.")
     target_language: Text = Field("de", description="Target language code.")
@@ -287,8 +292,9 @@ class Recipe(
             raise ValueError("data and dataset are both given; set one of them to null")
         if self.streaming and self.dataset is None:
             raise ValueError("streaming is true without a dataset; text files are never copied")
-        if self.dataset_config is not None and self.dataset is None:
-            raise ValueError(f"dataset_config is {self.dataset_config!r} without a dataset; set it to null")
+        for name in ("dataset_config", "dataset_revision"):
+            if (value := getattr(self, name)) is not None and self.dataset is None:
+                raise ValueError(f"{name} is {value!r} without a dataset; set it to null")
         if self.learning_rate is not None and self.learning_rate_factor != 1:
             raise ValueError(
                 f"learning_rate_factor is {self.learning_rate_factor}, but learning_rate {self.learning_rate} replaces "
