@@ -224,10 +224,11 @@ def test_a_dataset_on_the_hub_is_read_at_its_revision(tmp_path):
             print(*read_sentences(open_texts(recipe, recipe.train)))
     """
     with HubServer() as hub:
-        commits = hub.create("owner/name", **{"train.jsonl": b'{"en": "old", "de": "alt"}\n'}).main
-        commits.append(Commit("", commits[0].files | {"train.jsonl": Blob(b'{"en": "new", "de": "neu"}\n')}))
+        commits = hub.create("owner/name").main
+        for text in (b'{"en": "old", "de": "alt"}\n', b'{"en": "new", "de": "neu"}\n'):
+            commits.append(Commit("", commits[0].files | {"train.jsonl": Blob(text)}))
         environment = ENVIRONMENT | {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
-        words = [sys.executable, "-c", code, commits[0].id, "null"]
+        words = [sys.executable, "-c", code, commits[1].id, "null"]
         printed = subprocess.run(words, env=environment, check=True, capture_output=True, text=True).stdout
     assert printed.splitlines() == ["['old'] ['alt']", "['new'] ['neu']"]
 
