@@ -110,11 +110,13 @@ def test_a_finished_run_is_repeated_unchanged_or_extended(start, tmp_path, unint
     assert (tmp_path / f"run/checkpoints/step-{STEPS + 5}").is_dir()
 
 
-def test_a_finished_run_keeps_the_record_of_how_it_was_trained(start, tmp_path, uninterrupted):
+@pytest.mark.parametrize("limits", [{}, {"max_steps": STEPS + 5, "max_tokens": 1}])
+def test_a_finished_run_keeps_the_record_of_how_it_was_trained(start, tmp_path, uninterrupted, limits):
     """The card and rows of results quote it."""
     folder = shutil.copytree(uninterrupted(1)[0], tmp_path / "run")
     before = (folder / "run.json").read_bytes()
-    start(learning_rate=0.1, allow_changed=True).ends(0, "resuming a changed run: learning_rate", "stays as it is")
+    keys = {"learning_rate": 0.1, "allow_changed": True} | limits
+    start(**keys).ends(0, "resuming a changed run: learning_rate", "stays as it is")
     assert (folder / "run.json").read_bytes() == before
 
 

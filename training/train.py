@@ -98,7 +98,8 @@ def train(recipe: Recipe, change: Callable[[Any], None] | None = None) -> None:
         stack.callback(run.release)
         run.resume(began)
         # The checkpoints belong to this recipe and text; those of a finished run stay with the recipe that made them.
-        if accelerator.is_main_process and run.progress.step < run.total_steps:
+        ended = limit_reached(settings.limits, run.total_steps, run.progress)
+        if accelerator.is_main_process and not ended:
             if read_json_object(output / RECORD).get("fixed_keys") != record["fixed_keys"]:
                 remove(output / MANIFEST)  # without which the record is not that of an earlier model in the folder
             write_json(output / RECORD, record)
