@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from saved_model import change_json
 from training_runs import ROOT
 
 from training import checkpoints, tensors
+from training.average import find_records
 from training.average import main as average
 from training.final_model import average_weights, write_model
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
@@ -407,6 +409,14 @@ def test_models_with_different_outputs_are_not_averaged(models, fails, entry, va
     change_json(files[0], **{entry: values[1]})
     write_model(folders, models.parent)
     assert json.loads((models.parent / "generation_config.json").read_text())["num_beams"] == 2
+
+
+def test_the_languages_of_a_checkpoint_are_those_of_its_run_whatever_its_path(tmp_path, monkeypatch):
+    (tmp_path / "run" / "checkpoints" / "step-20").mkdir(parents=True)
+    (tmp_path / "run" / "run.json").write_text("{}")
+    monkeypatch.chdir(tmp_path / "run" / "checkpoints" / "step-20")
+    for path in (".", "../step-20", "../../checkpoints/step-30"):
+        assert find_records(Path(path)) == tmp_path / "run"
 
 
 def test_models_of_other_languages_are_not_averaged(models, fails, capsys):

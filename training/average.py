@@ -59,8 +59,9 @@ def average(
 
 def find_records(folder: Path) -> Path:
     """Return the folder that records the languages of a model: for a checkpoint, that of its run."""
-    run = folder.absolute().parent.parent
-    return run if folder.absolute().parent.name == "checkpoints" and (run / RECORD).is_file() else folder
+    checkpoints = folder.resolve().parent
+    run = checkpoints.parent
+    return run if checkpoints.name == "checkpoints" and (run / RECORD).is_file() else folder
 
 
 def check_languages(folders: list[Path]) -> None:
