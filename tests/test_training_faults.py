@@ -183,15 +183,19 @@ def test_overwrite_checks_the_new_run_before_removing_the_old(start, tmp_path):
 
 def test_overwrite_does_not_keep_checkpoints_that_it_cannot_remove():
     """Those of another user, such as root in a container, would be resumed."""
-    with shared_folder() as output:
+    with shared_folder() as folder:
+        for name in ("train.en", "train.de", "val.en", "val.de"):
+            (folder / name).write_text("text\n")
+        settings = load_recipe(None, {"data": str(folder)}).settings()
+        output = folder / "run"
         checkpoint = output / "checkpoints/step-5"
         checkpoint.mkdir(parents=True)
         (output / "run.json").write_text("{}")
         message = f"^{output}/checkpoints cannot be removed: Permission denied; ask its owner"
         with not_removable(output / "checkpoints"), pytest.raises(UnavailableError, match=message):
-            remove_run(output, load_recipe("demo").settings())
+            remove_run(output, settings)
         assert checkpoint.is_dir() and (output / "run.json").is_file()
-        remove_run(output, load_recipe("demo").settings())
+        remove_run(output, settings)
         assert not list(output.iterdir())
 
 
