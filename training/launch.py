@@ -1,11 +1,11 @@
 """Start the training program: in this process, or in several through Accelerate's launcher.
 
-    vaswani-transformer train ...       `start`. One process trains in itself: `training.__main__`
-        python -m training.launch       `accelerate_launch`. Several: Accelerate's launcher, which this program forwards
-                                        signals to and whose exit code it returns
+    vaswani-transformer train ...       `start`. A single process trains right here: `training.__main__`
+        python -m training.launch       `accelerate_launch`: Accelerate's launcher, for several processes. `launch`
+                                        starts it, forwards signals to it and returns its exit code
             python -m training ...      the processes of the run, one for each GPU
 
-`accelerate launch -m training` begins at the last line.
+`accelerate launch -m training` starts the last of these itself.
 """
 
 import logging
