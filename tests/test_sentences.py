@@ -23,6 +23,7 @@ from vaswani_transformer.sentences_vaswani_transformer import (
     LINE_BREAKS,
     choose_cleaning,
     clean_text,
+    cleans_itself,
     join_texts,
     sentence_spans,
     source_limit,
@@ -110,6 +111,16 @@ def test_invisible_characters_are_dropped_and_white_space_is_one_space(text: str
 )
 def test_the_tokenizer_cleans_a_text_like_the_translator(text: str) -> None:
     assert tokenizer().backend_tokenizer.normalizer.normalize_str(text) == clean_text(text)
+
+
+def test_the_own_steps_clean_a_text_whatever_follows_them() -> None:
+    own = make_normalizer(lowercase=True, keep_invisible=False)
+    assert cleans_itself(own)
+    assert cleans_itself(normalizers.Sequence([*list(own), normalizers.Prepend("_")]))
+    assert not cleans_itself(normalizers.Sequence([normalizers.Prepend("_"), *list(own)]))  # its _ is not a space
+    assert not cleans_itself(normalizers.Sequence(list(own)[1:]))
+    assert not cleans_itself(make_normalizer(lowercase=False, keep_invisible=True))
+    assert not cleans_itself(normalizers.Strip()) and not cleans_itself(None)
 
 
 def test_a_converted_tokenizer_keeps_what_its_normalizer_decides() -> None:
