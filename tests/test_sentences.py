@@ -114,7 +114,7 @@ def test_the_tokenizer_cleans_a_text_like_the_translator(text: str) -> None:
 
 
 def test_the_own_steps_clean_a_text_whatever_follows_them() -> None:
-    own = make_normalizer(lowercase=True, keep_invisible=False)
+    own: Any = make_normalizer(lowercase=True, keep_invisible=False)
     assert cleans_itself(own)
     assert cleans_itself(normalizers.Sequence([*list(own), normalizers.Prepend("_")]))
     assert not cleans_itself(normalizers.Sequence([normalizers.Prepend("_"), *list(own)]))  # its _ is not a space
