@@ -230,7 +230,9 @@ def translate(
     batch_tokens: BatchTokens = None,
     max_source_length: Annotated[
         int | None,
-        typer.Option(help="Split sentences with more tokens; default: the length of 99% in training, or 128 if unknown."),
+        typer.Option(
+            help="Split sentences with more tokens; default: the length of 99% in training, or 128 if unknown."
+        ),
     ] = None,
     split_sentences: Annotated[bool, typer.Option(help="Translate the sentences of a line one by one.")] = True,
     max_characters: Annotated[int | None, typer.Option(min=1, help="Refuse longer lines; default: no limit.")] = None,
