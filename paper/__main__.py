@@ -252,7 +252,7 @@ def parse_seeds(seeds: str) -> list[int]:
     except ValueError:
         raise InputError(f"--seeds {seeds}: must be whole numbers separated by commas, such as 1,2,3") from None
     if len(set(numbers)) < len(numbers):  # equal runs would look like a confidence interval of width 0
-        raise InputError(f"--seeds {seeds}: a seed is given twice; the verdicts need different ones")
+        raise InputError(f"--seeds {seeds}: a seed is given twice; the verdicts need different seeds")
     return numbers
 
 
