@@ -167,7 +167,9 @@ class OptimizerSettings(BaseModel):
 class LimitSettings(BaseModel):
     """Length of the run: the first limit that is reached ends it."""
 
-    max_steps: int | None = Field(100_000, ge=1, description="Steps; like max_epochs, shapes the learning rate.")
+    max_steps: int | None = Field(
+        100_000, ge=1, description="Maximum number of steps; like max_epochs, it shapes the learning rate."
+    )
     max_epochs: float | None = Field(None, gt=0, description="Passes over the training text.")
     max_hours: float | None = Field(None, ge=0, description="Wall-clock hours, over all parts of a resumed run.")
     max_cpu_seconds: float | None = Field(None, ge=0, description="CPU seconds spent in steps.")
@@ -233,7 +235,8 @@ class HardwareSettings(BaseModel):
         "as accurate as float32.",
     )
     compile: Annotated[Literal["auto", "yes", "no"], BeforeValidator(_yaml_text)] = Field(
-        "auto", description="Compile the model with torch's inductor; auto: on a single GPU, from 20,000 steps on."
+        "auto",
+        description="Compile the model with torch's inductor; auto: for runs of at least 20,000 steps on a single GPU.",
     )
     deterministic: bool = Field(
         False,
