@@ -32,7 +32,7 @@ def convert(
         str | None,
         typer.Option(
             "--from",
-            help="The checkpoint's format, if it is not recognised, such as fairseq; any other word lists the formats.",
+            help="Format of the checkpoint, such as fairseq, if not recognised; an unknown name lists all.",
             metavar="FORMAT",
         ),
     ] = None,

@@ -198,7 +198,7 @@ def repository_files(
     files["README.md"] = card.write_card(repo, translator, provenance, files, example=example).encode()
     contents.refuse_secrets(files)
     if not provenance.run and (folder / RECORD).is_file():
-        typer.echo(f"the card leaves out {RECORD}: without {MANIFEST}, the weights may be others than those of the run")
+        typer.echo(f"the card leaves out {RECORD}: without {MANIFEST}, the weights may not be those of the run")
     if missing := provenance.missing():
         typer.echo(f"to complete the model card, add {', '.join(missing)}")
     return files

@@ -349,7 +349,7 @@ def refuse_unused_bytes(path: Path, tensors: Sequence[dict[str, str]]) -> None:
         begins = [int(tensor.get("offset", 0)) for tensor in tensors]
         lengths = [int(tensor.get("length", size - begin)) for tensor, begin in zip(tensors, begins, strict=True)]
     except ValueError as error:
-        raise BrokenFileError(f"{path}: its graph has a tensor with a wrong place ({error}); export it again") from None
+        raise BrokenFileError(f"{path}: its graph places a tensor wrongly ({error}); export it again") from None
     end = 0
     with name_in_errors(path), path.open("rb") as file:
         for begin, length in sorted([*zip(begins, lengths, strict=True), (size, 0)]):

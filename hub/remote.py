@@ -249,7 +249,7 @@ def user_error(error: Exception, repo_id: str, revision: str) -> Exception:
         return UnavailableError(f"the response is not JSON (a proxy's page?); {RESUME}")
     if isinstance(error, (ValueError, *STRANGE_ANSWERS)):
         return UnavailableError(
-            f"the answer is not that of a Hub: {type(error).__name__} ({message}); look for a proxy that wants a "
+            f"the answer is not that of a Hub: {type(error).__name__} ({message}); look for a proxy that requires a "
             f"login, or another server in HF_ENDPOINT, then {RESUME}"
         )
     return UnavailableError(f"the upload failed: {message}; {RESUME}")

@@ -89,11 +89,9 @@ def table4(
     treebank: Annotated[Path, typer.Option(help="A folder or .zip file with wsj_0001.mrg, ...: NLTK's treebank.zip.")],
     unlabelled: Annotated[
         Path | None,
-        typer.Option(
-            help="Sentences for the semi-supervised row, one per line, may be gzipped; default: leave the row out."
-        ),
+        typer.Option(help="Sentences for the semi-supervised row, one per line (.gz too); default: leave the row out."),
     ] = None,
-    vocabulary: Annotated[int, typer.Option(help="Size of the tokenizer of the words.")] = VOCABULARY,
+    vocabulary: Annotated[int, typer.Option(help="Vocabulary size of the tokenizer of words.")] = VOCABULARY,
     seeds: Seeds = "1",
 ) -> None:
     options = read_keys(context.args, SET_HERE | {"data", "tokenizer", "train"})
@@ -142,7 +140,7 @@ def walk(
 def heads(
     model: Model,
     output: Output,
-    text: Annotated[Path, typer.Option(help="Sentences, one per line, may be gzipped.")],
+    text: Annotated[Path, typer.Option(help="Sentences, one per line (.gz too).")],
     lines: Annotated[int, typer.Option(min=1, help="Lines to read.")] = LINES,
 ) -> None:
     from .heads import read_sentences, write_heads
@@ -254,7 +252,7 @@ def parse_seeds(seeds: str) -> list[int]:
     except ValueError:
         raise InputError(f"--seeds {seeds}: must be whole numbers separated by commas, such as 1,2,3") from None
     if len(set(numbers)) < len(numbers):  # equal runs would look like a confidence interval of width 0
-        raise InputError(f"--seeds {seeds}: a seed is given twice; the verdicts need different ones")
+        raise InputError(f"--seeds {seeds}: a seed is given twice; the verdicts need different seeds")
     return numbers
 
 

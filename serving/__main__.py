@@ -28,20 +28,20 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def serve(
     context: typer.Context,
     model: Model,
-    host: Annotated[str, typer.Option(help="Address; 0.0.0.0 for all networks of the machine.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")] = 5000,
+    host: Annotated[str, typer.Option(help="Address; 0.0.0.0: all network interfaces.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free port.")] = 5000,
     api_key: Annotated[
         str | None,
         typer.Option(
             envvar="VASWANI_API_KEY",
-            help="Refuse requests without this key; other users of the machine can see an option.",
+            help="Refuse requests without this key; as an option it is visible to other users of the machine.",
         ),
     ] = None,
     allow_origin: Annotated[
         list[str] | None, typer.Option(help="Let web pages of this origin call the server; repeatable.")
     ] = None,
-    max_characters: Annotated[int, typer.Option(min=1, max=1_000_000, help="Characters of a request.")] = 5000,
-    max_texts: Annotated[int, typer.Option(min=1, max=100_000, help="Texts of a request.")] = 100,
+    max_characters: Annotated[int, typer.Option(min=1, max=1_000_000, help="Maximum characters of a request.")] = 5000,
+    max_texts: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum texts of a request.")] = 100,
     max_queue: Annotated[
         int,
         typer.Option(min=1, max=1_000_000_000, help="Refuse requests (429) while this many characters are waiting."),

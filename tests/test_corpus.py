@@ -481,7 +481,7 @@ def test_a_text_that_grows_while_it_is_read_is_refused(tmp_path, tokenizer, reci
         yield from text.pairs()
 
     growing = ParallelText(text.name, pairs, text.fingerprint)
-    with pytest.raises(InputError, match="train: the text has changed while it was read; run the command again"):
+    with pytest.raises(InputError, match="train: the text changed while it was being read; run the command again"):
         load_corpus([growing], tokenizer, recipe, tmp_path / "cache", lambda _: None)
     assert list((tmp_path / "cache").iterdir()) == []
 

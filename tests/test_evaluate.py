@@ -116,7 +116,7 @@ def test_the_command_translates_scores_and_records(model_folder, capsys):
     assert row["weights_sha256"] == files_sha256(model_folder / "model/model.safetensors")
     expected = {"beam": "2", "sentences": "3", "hours": "1.5", "cpu_hours": "2.5", "steps": "7"}
     assert row == row | expected | {"command": "vaswani-transformer train --config x"}
-    (model_folder / "model/manifest.json").unlink()  # the weights may be others than those of the run
+    (model_folder / "model/manifest.json").unlink()  # the weights may not be those of the run
     evaluate(model_folder, "--record", str(table))
     row = read_rows(table)[-1]
     assert row == row | {"hours": "", "cpu_hours": "", "steps": "", "command": ""}

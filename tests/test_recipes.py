@@ -167,7 +167,7 @@ def test_recipes_are_listed_and_shown(capsys):
     main(["recipes"])
     listed = capsys.readouterr().out
     assert all(f"{name}\n    " in listed for name in shipped_recipes())
-    assert "the base model on WMT 2014 English-German.\n    Never run to its end.\n" in listed
+    assert "the base model on WMT 2014 English-German.\n    Never run to completion.\n" in listed
     assert "counts the pairs and chooses tiny, small, base or big" in listed and listed.startswith("tiny\n")
     main(["recipes", "show", "demo"])
     assert capsys.readouterr().out == recipe_path("demo").read_text()
@@ -178,9 +178,9 @@ def test_recipes_with_results_say_that_they_were_run(name):
     commands = [row["command"] for path in RESULTS.glob("*.csv") for row in read_rows(path)]
     _, status = describe_recipe(name)
     if any(f"--config {name} " in f"{command} " for command in commands):
-        assert status.startswith("Run to its end")
+        assert status.startswith("Run to completion")
     elif name != "multi30k_en_fr":  # see benchmarks/results/stopping_rules.csv
-        assert status.startswith("Never run to its end")
+        assert status.startswith("Never run to completion")
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def load_corpus(
         with atomic_folder(folder) as temporary:
             about = tokenise(texts, [tokenizer, target_tokenizer or tokenizer], settings, temporary, say)
             if [text.fingerprint() for text in texts] != rules["texts"]:
-                raise InputError(f"{about['name']}: the text has changed while it was read; run the command again")
+                raise InputError(f"{about['name']}: the text changed while it was being read; run the command again")
             files = {name: files_sha256(temporary / name) for name in FILES}
             about["sha256"] = combine_sha256(files[name] for name in FILES if name != "pairs.hash")
             write_json(temporary / "corpus.json", {**rules, **about, "files": files})

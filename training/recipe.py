@@ -110,15 +110,14 @@ class TextSettings(BaseModel):
     test: TextList = Field([], description="Test corpora, named like `train`.")
     max_length: int = Field(256, ge=2, description="Drop pairs with more tokens on one side, </s> included.")
     max_length_ratio: float | None = Field(
-        None, ge=1, description="Drop pairs with one side more than this many times longer than the other."
+        None, ge=1, description="Drop pairs if one side is more than this many times as long as the other."
     )
     keep_codes: bool = Field(False, description="Keep the formatting codes inside segments of TMX files.")
     capitals: float = Field(
         0,
         ge=0,
         le=1,
-        description="Share of the training pairs of which a copy in capitals is added, and of those of which one in "
-        "title case is.",
+        description="Share of the training pairs to add again in capitals, and as many more in title case.",
     )
     cache: Text | None = Field(None, description="Folder for tokenised corpora; null: output_dir/corpus.")
 
@@ -168,7 +167,9 @@ class OptimizerSettings(BaseModel):
 class LimitSettings(BaseModel):
     """Length of the run: the first limit that is reached ends it."""
 
-    max_steps: int | None = Field(100_000, ge=1, description="Steps; like max_epochs, shapes the learning rate.")
+    max_steps: int | None = Field(
+        100_000, ge=1, description="Maximum number of steps; like max_epochs, it shapes the learning rate."
+    )
     max_epochs: float | None = Field(None, gt=0, description="Passes over the training text.")
     max_hours: float | None = Field(None, ge=0, description="Wall-clock hours, over all parts of a resumed run.")
     max_cpu_seconds: float | None = Field(None, ge=0, description="CPU seconds spent in steps.")
@@ -185,7 +186,7 @@ class CheckpointSettings(BaseModel):
     keep: int = Field(
         5,
         ge=1,
-        description="Newest checkpoints at multiples of save_every to keep; the newest and the best are always kept.",
+        description="Checkpoints to keep, at multiples of save_every; the newest and the best are always kept.",
     )
     average_last: int = Field(
         5,
@@ -234,7 +235,8 @@ class HardwareSettings(BaseModel):
         "as accurate as float32.",
     )
     compile: Annotated[Literal["auto", "yes", "no"], BeforeValidator(_yaml_text)] = Field(
-        "auto", description="Compile the model with torch's inductor; auto: on a single GPU, from 20,000 steps on."
+        "auto",
+        description="Compile the model with torch's inductor; auto: for runs of at least 20,000 steps on a single GPU.",
     )
     deterministic: bool = Field(
         False,
@@ -454,12 +456,13 @@ def shipped_recipes() -> list[str]:
 
 
 def describe_recipe(name: str) -> tuple[str, str]:
-    """Return the first sentence of a shipped recipe's comments, and the one that says whether it was run to its end."""
+    """Return the first sentence of a recipe's comments, and the sentence that says whether it was run to completion."""
     lines = recipe_path(name).read_text(encoding="utf-8").splitlines()
     comments = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
     sentences = re.split(r"(?<=\.) (?=[A-Z])", comments)
-    never = "Never run to its end"
-    return sentences[0], next((each for each in sentences if each.startswith(("Run to its end", never))), f"{never}.")
+    never = "Never run to completion"
+    run = (each for each in sentences if each.startswith(("Run to completion", never)))
+    return sentences[0], next(run, f"{never}.")
 
 
 def describe_keys() -> str:

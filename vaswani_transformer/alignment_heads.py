@@ -159,7 +159,7 @@ def compute_references(sources: Sequence[str], targets: Sequence[str]) -> list[R
         except ImportError:
             continue
     raise UnavailableError(
-        "no aligner is installed: pip install eflomal (or nltk), or pass the links of another one as --reference"
+        "no aligner is installed: pip install eflomal (or nltk), or pass the links of another aligner as --reference"
     )
 
 

@@ -126,10 +126,10 @@ def tokenizer(
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Convert all text to lower case.")] = False,
     symbols: Annotated[
         list[str] | None,
-        typer.Option("--symbol", help="A text that stays one token, such as <2de>; repeat it for further symbols."),
+        typer.Option("--symbol", help="A string that stays one token, such as <2de>; repeatable."),
     ] = None,
     keep_invisible: Annotated[
-        bool, typer.Option("--keep-invisible", help="Keep soft hyphens, zero-width spaces and kinds of white space.")
+        bool, typer.Option("--keep-invisible", help="Keep soft hyphens, zero-width spaces and unusual white space.")
     ] = False,
 ) -> None:
     folder = check_new_folder(output)
@@ -230,7 +230,9 @@ def translate(
     batch_tokens: BatchTokens = None,
     max_source_length: Annotated[
         int | None,
-        typer.Option(help="Split sentences of more tokens; default: what 99% in training had, or 128 if unknown."),
+        typer.Option(
+            help="Split sentences with more tokens; default: the length of 99% in training, or 128 if unknown."
+        ),
     ] = None,
     split_sentences: Annotated[bool, typer.Option(help="Translate the sentences of a line one by one.")] = True,
     max_characters: Annotated[int | None, typer.Option(min=1, help="Refuse longer lines; default: no limit.")] = None,
@@ -432,7 +434,7 @@ def align(
 @app.command(help="Choose the attention heads that align words best. Record them in the model folder.")
 def choose_heads(
     model: Model,
-    source: Annotated[str, typer.Option(help="A text (.gz too) whose first 1000 lines decide.")],
+    source: Annotated[str, typer.Option(help="A text (.gz too); its first 1000 lines decide.")],
     target: Annotated[str, typer.Option(help="Its translation, line by line.")],
     reference: Annotated[
         str | None,

@@ -213,8 +213,8 @@ def hub_errors(repo: str, revision: str | None) -> Iterator[None]:
             raise
         reason = one_line(f"{type(error).__name__}: {error}")
         raise UnavailableError(
-            f"{repo}: no such folder, and the Hub cannot be reached ({reason}); check the network, a proxy that wants "
-            "a login, and HF_ENDPOINT"
+            f"{repo}: no such folder, and the Hub cannot be reached ({reason}); check the network, a proxy that "
+            "requires a login, and HF_ENDPOINT"
         ) from error
 
 

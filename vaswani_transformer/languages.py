@@ -97,5 +97,5 @@ def read_card(path: Path) -> dict[str, Any]:
     try:  # all values are text: Norwegian is `no`, which other loaders read as false
         metadata = yaml.load(header[1], yaml.BaseLoader) if header else {}
     except (yaml.YAMLError, RecursionError) as error:
-        raise BrokenFileError(f"{path}: the metadata is not valid YAML ({error}); mend or remove it") from None
+        raise BrokenFileError(f"{path}: the metadata is not valid YAML ({error}); correct or remove it") from None
     return metadata if isinstance(metadata, dict) else {}

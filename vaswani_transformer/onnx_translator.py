@@ -136,7 +136,7 @@ class OnnxTranslator(Translator):
         if settings.num_return_sequences > 1:
             raise InputError(
                 f"num_return_sequences is {settings.num_return_sequences}, but an ONNX graph returns the attention of "
-                "the best translation only; use the torch backend for alignments of others"
+                "the best translation only; use the torch backend to align other translations"
             )
 
     def _one_thread_session(self) -> Any:

@@ -96,7 +96,7 @@ class SearchSettings:
 
     @property
     def lookahead(self) -> int:
-        """Return the tokens that a live hypothesis is assumed to grow by at most; an exported graph has it as input.
+        """Return the most tokens by which a live hypothesis is assumed to grow; an exported graph has it as input.
 
         early_stopping   lookahead
         "never"          NO_MAXIMUM: it may grow to its limit, as in the paper; no better hypothesis is lost

@@ -86,8 +86,8 @@ def check_parts(folder: Path, about: dict[str, Any]) -> None:
         differ = [name for name, value in about.items() if before.get(name) != value]
         if changed := [f"{name} was {before.get(name)}, is {about[name]}" for name in differ]:
             raise InputError(
-                f"{folder} holds parts of another translation ({'; '.join(changed)}); finish that one, or remove the "
-                "folder"
+                f"{folder} holds parts of another translation ({'; '.join(changed)}); finish that translation, or "
+                "remove the folder"
             )
 
 

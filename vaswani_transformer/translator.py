@@ -130,7 +130,7 @@ class TranslationOptions:
         keeps it. None refuses texts without a token if the model has several; "" translates them without one.
     progress: show progress bars on stderr.
     doubts: a list to which the parts with a doubtful best translation are added: empty, a loop, a cut sentence.
-    warn_ratio: also those with fewer target than source tokens times this number.
+    warn_ratio: also those with fewer target tokens than this number times the source tokens.
     alignments: align the words of the translations with those of the texts: `alignment` and `links` of the results.
     workers: number of batches that are searched at the same time, each on one CPU thread; memory grows with it. 1 uses
         all threads inside each operator, as does any text that fits into one batch. Translations do not depend on it.
