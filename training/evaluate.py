@@ -39,7 +39,7 @@ from vaswani_transformer.options import (
 )
 from vaswani_transformer.training_run import RECORD, follow_pointer, read_run
 
-from .languages import is_language
+from .columns import is_language
 
 if TYPE_CHECKING:
     from .recipe import Recipe

@@ -22,7 +22,7 @@ from vaswani_transformer.lines import (
 
 from . import demo_corpus
 from .capitals import write_capitals, write_title_case
-from .languages import Columns, find_columns, find_languages, is_name_of, missing_language
+from .columns import Columns, find_columns, find_languages, is_name_of, missing_language
 from .recipe import EMBEDDED, TextSettings
 from .tables import Row, describe_table, have_columns, is_quoted, read_rows
 from .tmx import read_units
