@@ -256,6 +256,10 @@ def split_text(
     languages: the model's language tokens; the one with which the text begins is put in front of every sentence
     language: of the translation, for a text that begins with none; "" to translate it without a token
     Raises ValueError for an unknown language, MissingLanguage if a sentence has none and the model needs one.
+
+    >>> encode = lambda text: ([*text.encode(), 2], [*range(len(text) + 1)])
+    >>> [(piece.copied, piece.text) for piece in split_text("It rains.\\n* Stay inside! Read.", 128, encode)]
+    [('', 'It rains.'), ('\\n* ', 'Stay inside!'), (' ', 'Read.')]
     """
     if languages is None or not (languages.tokens or language):
         yield from split_part(text, limit, encode, sentences, clean)
