@@ -21,7 +21,15 @@ from .errors import InputError
 from .exit import exit_cleanly
 from .files import files_sha256
 from .hub_files import check_folder
-from .lines import check_file, check_output, open_output, read_arriving_lines, read_lines, refuse_same_file
+from .lines import (
+    check_file,
+    check_output,
+    open_output,
+    read_arriving_lines,
+    read_lines,
+    read_parallel_lines,
+    refuse_same_file,
+)
 from .model_argument import find_model, find_model_and_backend
 from .model_folder import choose_backend
 from .options import (
@@ -397,15 +405,7 @@ def read_pairs(source: str, target: str, output: str) -> tuple[list[str], list[s
     """Read the lines of two files. Refuse impossible texts and names before a download."""
     check_output(output)
     refuse_same_file("--output", output, source, target)
-    return read_parallel(source, target)
-
-
-def read_parallel(source: str, target: str) -> tuple[list[str], list[str]]:
-    """Read the lines of two files. Raises InputError if their numbers differ."""
-    sources, targets = list(read_lines(source)), list(read_lines(target))
-    if len(sources) != len(targets):
-        raise InputError(f"{source} has {len(sources)} lines, {target} has {len(targets)}; they must be parallel")
-    return sources, targets
+    return read_parallel_lines(source, target)
 
 
 @app.command(help="Align the words of given translations. Prints source-target pairs for each: 0-0 1-2.")
@@ -451,7 +451,7 @@ def choose_heads(
 ) -> None:
     from .alignment_heads import compute_references, read_references
 
-    sources, targets = read_parallel(source, target)
+    sources, targets = read_parallel_lines(source, target)
     translator = load_translator(check_folder(model), device=device)
     if reference is None:
         references = compute_references(sources, targets)
