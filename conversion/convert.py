@@ -196,7 +196,7 @@ def export_checkpoint(path: Path, out: Path, name: str) -> None:
         print(f"note: {escape_controls(note)}")
 
 
-def recognise_checkpoint(path: Path, name: str | None = None) -> tuple[Reader, Path]:
+def recognise_checkpoint(path: Path, name: str | None) -> tuple[Reader, Path]:
     """Return the reader and the file of a checkpoint; a folder must contain exactly one.
 
     name: the name of the toolkit, None to recognise it
