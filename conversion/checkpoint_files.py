@@ -22,8 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from vaswani_transformer.atomic import atomic_folder, check_new_folder
 from vaswani_transformer.errors import (
@@ -35,6 +33,7 @@ from vaswani_transformer.errors import (
     out_of_memory,
 )
 from vaswani_transformer.files import check_readable
+from vaswani_transformer.loading import load_tensors
 from vaswani_transformer.model_folder import enumerate_names
 
 from .options import show_value
@@ -134,13 +133,9 @@ def load_checkpoint(path: Path) -> Any:
 
     Raises InputError if the pickle refers to anything but data, BrokenFileError if the file is damaged.
     """
-    check_readable(path)
     if path.suffix == ".safetensors":
-        try:
-            with name_in_errors(path):
-                return load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise BrokenFileError(f"{path} is not a complete safetensors file ({error}); copy it again") from None
+        return load_tensors(path)
+    check_readable(path)
     records = list_records(path)
     from .toolkits import READERS  # here, because they import this file
 

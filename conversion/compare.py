@@ -45,7 +45,7 @@ MASKS = ("src_mask", "tgt_mask")  # may be missing
 
 @torch.inference_mode()
 def compare_with_toolkit(
-    description: Description, model: Model, toolkit: str, checkpoint: Path, logits: Path | None = None
+    description: Description, model: Model, toolkit: str, checkpoint: Path, logits: Path | None
 ) -> str:
     """Return the line to print about the comparison. Raises ProofError if the two models differ.
 

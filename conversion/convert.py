@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from vaswani_transformer.files import check_readable
 from vaswani_transformer.languages_vaswani_transformer import find_language
 from vaswani_transformer.loading import load_model
 from vaswani_transformer.model_folder import CONVERTIBLE_TYPES, MODEL_TYPE, enumerate_names
-from vaswani_transformer.search_vaswani_transformer import REPETITION
+from vaswani_transformer.search_vaswani_transformer import SearchSettings
 from vaswani_transformer.torch_translator import TorchTranslator
 
 from .build import build_model, save_model, set_search
@@ -41,17 +42,7 @@ SETTINGS = (
     "decoder_final_norm layer_norm_eps attention_bias output_bias activation_function d_k d_v "
     "share_encoder_decoder_embeddings tie_word_embeddings"
 ).split()
-
-SEARCH = (
-    "beam_search",
-    "num_beams",
-    "length_penalty",
-    "early_stopping",
-    "extra_length",
-    "max_new_tokens",
-    "min_new_tokens",
-)
-SEARCH += tuple(REPETITION)
+SEARCH = ("beam_search", *(field.name for field in fields(SearchSettings)))
 # What models of transformers have that this architecture does not, by `model_type`.
 MBART = "an mBART or BART model, which normalises its embeddings in a layer of their own"
 T5 = "a T5 model, which has relative positions and norms without a mean"
@@ -196,7 +187,7 @@ def export_checkpoint(path: Path, out: Path, name: str) -> None:
         print(f"note: {escape_controls(note)}")
 
 
-def recognise_checkpoint(path: Path, name: str | None = None) -> tuple[Reader, Path]:
+def recognise_checkpoint(path: Path, name: str | None) -> tuple[Reader, Path]:
     """Return the reader and the file of a checkpoint; a folder must contain exactly one.
 
     name: the name of the toolkit, None to recognise it

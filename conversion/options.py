@@ -3,7 +3,7 @@
 import itertools
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +95,9 @@ class Options(dict[str, Any]):
             self.reasons.add_setting(f"{self.show(before)} with {self.show(after)} (supported: {choices})")
         return known.get(order)
 
-    def read_sizes(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return the sizes of our configuration, which must be numbers from 1. names: see `map_sizes`"""
-        options = map_sizes(names)
+    def read_sizes(self, table: Mapping[str, str]) -> dict[str, Any]:
+        """Return the sizes of our configuration, which must be numbers from 1. table: see `map_fields`"""
+        options = map_fields(table)
         for name in options.values():
             value, limit = self.get(name), MAX_LAYERS if "layer" in name or "depth" in name else MAX_SIZE
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
@@ -153,14 +153,17 @@ def flatten_options(values: Mapping[str, Any], depth: int = 2) -> dict[str, Any]
     return flat
 
 
-def map_sizes(names: Sequence[str]) -> dict[str, str]:
-    """Return our fields for sizes -> a toolkit's options.
+def map_fields(table: Mapping[str, str]) -> dict[str, str]:
+    """Return the toolkit's option for each field of our configuration.
 
-    names: the options for d_model, layers, attention heads and d_ff; one for both stacks, or `{encoder,decoder}_...`
+    table: their options -> our fields, with braces, see `expand`; an option may be for both stacks
+
+    >>> map_fields({"{enc,dec}-depth": "{encoder,decoder}_layers", "heads": "{encoder,decoder}_attention_heads"})
+    {'encoder_layers': 'enc-depth', 'decoder_layers': 'dec-depth',
+     'encoder_attention_heads': 'heads', 'decoder_attention_heads': 'heads'}
     """
-    d_model, *others = names
-    return {"d_model": d_model} | {
-        f"{stack}_{size}": name
-        for size, pattern in zip(("layers", "attention_heads", "ffn_dim"), others, strict=True)
-        for stack, name in zip(STACKS, (expand(pattern) * 2)[:2], strict=True)
+    return {
+        field: option
+        for theirs, ours in table.items()
+        for field, option in zip(expand(ours), expand(theirs) * 2, strict=False)
     }

@@ -1,7 +1,12 @@
 """Rules that map a toolkit's names of tensors to ours, for reading and for writing a checkpoint.
 
-A table maps their names to ours. Braces expand to alternatives as in a shell: `fc{1,2}.{weight,bias}` stands for four
-names, `{encoder,decoder}` for the two stacks in this order. In the prefix of a layer, `#` is the layer's number.
+A table maps their names to ours. Braces expand to alternatives as in a shell, and the n-th name on the left belongs to
+the n-th on the right:
+
+>>> [(rule.theirs, rule.ours) for rule in expand_table({"w_{1,2}.weight": "feed_forward.fc{1,2}.weight"})]
+[('w_1.weight', 'feed_forward.fc1.weight'), ('w_2.weight', 'feed_forward.fc2.weight')]
+
+The table of a layer has the names inside it; `expand_layers` puts the prefixes in front.
 """
 
 import re
@@ -62,11 +67,16 @@ def expand_layers(
 ) -> list[Rule]:
     """Return the rules of the layers of both stacks and, where the model has them, of the final norms.
 
-    prefix: the toolkit's prefix of the names inside a layer, for both stacks
+    prefix: the toolkit's prefix of the names inside a layer, for both stacks; `#` is the number of the layer
     layers: the table of names inside a layer, by stack; the encoder skips entries of cross-attention
     final_norm: the toolkit's names of the final norms, in the order of FINAL_NORM
     first: the toolkit's number of the first layer
     transposed: see `Rule`
+
+    >>> layers = dict.fromkeys(STACKS, {"w_1.weight": "feed_forward.fc1.weight"})
+    >>> rules = expand_layers({"encoder_layers": 2, "decoder_layers": 1}, "{enc,dec}.#.", layers)
+    >>> [(rule.theirs, rule.ours) for rule in rules][1]
+    ('enc.1.w_1.weight', 'model.encoder.layers.1.feed_forward.fc1.weight')
     """
     rules = []
     for stack, before in zip(STACKS, expand(prefix), strict=True):
@@ -77,9 +87,9 @@ def expand_layers(
             rules += [rule for rule in table if stack == "decoder" or ".cross_attn" not in rule.ours]
     if final_norm:
         is_pre = config.get("norm_position") == "pre"
-        stacks = [stack for stack in STACKS if config.get(f"{stack}_final_norm", is_pre)]
+        present = tuple(f"model.{stack}." for stack in STACKS if config.get(f"{stack}_final_norm", is_pre))
         norms = expand_table({final_norm: FINAL_NORM}, transposed)
-        rules += [rule for rule in norms if rule.ours.startswith(tuple(f"model.{stack}." for stack in stacks))]
+        rules += [rule for rule in norms if rule.ours.startswith(present)]
     return rules
 
 

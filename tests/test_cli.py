@@ -386,7 +386,7 @@ from vaswani_transformer import programs
 from training import launch
 programs.repository_root = lambda: Path(sys.argv[1])
 processes = None if sys.argv[2] == "null" else int(sys.argv[2])
-raise SystemExit(launch.launch(sys.argv[3:], processes))
+raise SystemExit(launch.launch(sys.argv[3:], processes, launch.find_accelerate_config()))
 """
 
 

@@ -11,11 +11,12 @@ from saved_model import ENGLISH, saved_model
 
 from training.checkpoints import write_manifest
 from training.evaluate import EvaluationText, main
-from training.result_row import append_row, append_rows, commit, hardware, hash_weights
+from training.result_row import append_row, append_rows, commit, hardware
 from training.scores import corpus_bleu, format_scores, scores, split_compounds, tokenise_by_moses
 from vaswani_transformer import Translator, __version__
 from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.files import files_sha256
+from vaswani_transformer.model_folder import hash_weights
 from vaswani_transformer.tokenization import train_tokenizer
 from vaswani_transformer.training_run import RESULT_COLUMNS
 

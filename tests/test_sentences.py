@@ -84,7 +84,8 @@ def test_an_invisible_character_hides_no_sentence_end(invisible: str) -> None:
 
 def test_whole_lines_are_cut_at_line_breaks_only() -> None:
     text = "One. Two.\n\n- Three. Four.\r\n"
-    assert [text[start:stop] for start, stop in sentence_spans(text, sentences=False)] == ["One. Two.", "Three. Four."]
+    lines = sentence_spans(text, split_sentences=False)
+    assert [text[start:stop] for start, stop in lines] == ["One. Two.", "Three. Four."]
 
 
 # Persian and Hindi words and emoji are spelled with joiners; in Latin script they are invisible.
@@ -231,7 +232,7 @@ def test_the_text_is_encoded_in_linear_time(text: str) -> None:
         encoded += len(window)
         return encode(window)
 
-    assert list(split_text(text, 100, count, sentences=True))
+    assert list(split_text(text, 100, count, split_sentences=True))
     assert encoded <= 20 * len(text)
 
 
@@ -332,7 +333,7 @@ def test_every_sentence_of_a_text_is_translated(translator: TorchTranslator) -> 
     text = f"{ENGLISH[0]}\n\n {ENGLISH[1]}"
     assert translator.translate([text]) == ["\n\n ".join(one_by_one)]
     text = f"{ENGLISH[0]} {ENGLISH[1]}"
-    (whole,) = split_text(text, 256, translator._encode, sentences=False)
+    (whole,) = split_text(text, 256, translator._encode, split_sentences=False)
     ((tokens,),) = translator._open_search(SearchSettings(4, 0.6), False, False).run([whole.ids]).sequences
     assert translator.translate([text], split_sentences=False) == [translator._decode(tokens)]
 
@@ -347,6 +348,4 @@ def test_the_recorded_length_of_the_training_limits_the_parts(
     assert len(parts) > 1 and all(len(ids) <= 12 for ids in parts)
     assert source_limit(None, None, None) == 128 and source_limit(None, 300, 100) == 100
     assert source_limit(None, None, 1000) == 128
-    assert (
-        source_limit(None, 12, None, sentences=False) == 128 and source_limit(None, 300, None, sentences=False) == 300
-    )
+    assert [source_limit(None, trained, None, split_sentences=False) for trained in (12, 300)] == [128, 300]

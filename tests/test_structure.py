@@ -1,6 +1,8 @@
 """The imports between folders, read from the source: programs import the library, never the reverse."""
 
 import ast
+import doctest
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,3 +56,19 @@ def test_the_docstring_of_a_folder_names_its_files(folder):
     docstring = ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text(encoding="utf-8"))) or ""
     unnamed = [name for name in names if name.removesuffix(f"_{LIBRARY}") not in docstring]
     assert not unnamed, f"{folder}/__init__.py does not name {', '.join(unnamed)}"
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "conversion.options",
+        "conversion.rename",
+        "training.columns",
+        "vaswani_transformer.configuration_vaswani_transformer",
+        "vaswani_transformer.search_vaswani_transformer",
+        "vaswani_transformer.sentences_vaswani_transformer",
+    ],
+)
+def test_examples_in_docstrings_that_need_no_model_are_true(module):
+    failed, tried = doctest.testmod(importlib.import_module(module), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert tried and not failed

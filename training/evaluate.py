@@ -20,6 +20,7 @@ from vaswani_transformer.lines import (
     check_output,
     open_output,
     read_lines,
+    read_parallel_lines,
     refuse_same_file,
     remove_line_breaks,
 )
@@ -39,7 +40,7 @@ from vaswani_transformer.options import (
 )
 from vaswani_transformer.training_run import RECORD, follow_pointer, read_run
 
-from .languages import is_language
+from .columns import is_language
 
 if TYPE_CHECKING:
     from .recipe import Recipe
@@ -75,9 +76,10 @@ def evaluate(
     revision: Revision = None,
     dry_run: DryRun = False,
 ) -> None:
+    from vaswani_transformer.model_folder import hash_weights
     from vaswani_transformer.training_run import RESULT_COLUMNS
 
-    from .result_row import append_row, check_columns, hash_weights
+    from .result_row import append_row, check_columns
 
     text = None
     if not dry_run:  # before the model is downloaded, or a dataset for one that does not exist
@@ -197,9 +199,7 @@ def read_recipe_text(recipe: "Recipe") -> EvaluationText:
 
 def read_text_files(source: Path, reference: Path) -> EvaluationText:
     """Return the text of two parallel files."""
-    sources, references = ([line.strip() for line in read_lines(path)] for path in (source, reference))
-    if len(sources) != len(references):
-        raise InputError(f"{source} has {len(sources)} lines, {reference} has {len(references)}")
+    sources, references = (list(map(str.strip, lines)) for lines in read_parallel_lines(source, reference))
     for path, lines in ((source, sources), (reference, references)):
         if not any(lines):
             raise InputError(f"{path} has no text; a score needs sentences and their translations")

@@ -31,24 +31,27 @@ FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def start(arguments: list[str]) -> None:
-    """Train in as many processes as the arguments or their recipe say: by default one, or one per GPU."""
+    """Train in one process or in several.
+
+    Their number is that of --processes or of the recipe; else that of Accelerate's configuration, if there is one; else
+    that of the GPUs, and one without a GPU.
+    """
     from .__main__ import main
     from .recipe_options import read_processes
 
     if {"--help", "-h"} & set(arguments) or not arguments:
         main(["--help"])
         return
-    processes, is_configured = read_processes(arguments), find_accelerate_config() is not None
-    if processes is None and not is_configured:
+    processes, config = read_processes(arguments), find_accelerate_config()
+    if processes is None and config is None:
         import torch
 
-        processes = torch.cuda.device_count()
-    if is_configured or (processes or 1) > 1:
-        if code := launch(arguments, processes):
-            raise SystemExit(code)
-    else:  # in this process, so that every signal is the training's own: Ctrl-C, Ctrl-Z, kill -9
+        processes = max(1, torch.cuda.device_count())
+    if processes == 1 and config is None:  # right here, so that every signal is the training's own: Ctrl-C, kill -9
         sys.argv[1:] = arguments  # run.json records them
         main(arguments)
+    elif code := launch(arguments, processes, config):
+        raise SystemExit(code)
 
 
 def find_accelerate_config() -> Path | None:
@@ -59,7 +62,7 @@ def find_accelerate_config() -> Path | None:
     return path if path.is_file() else None
 
 
-def processes_of_config(path: Path, processes: int | None) -> list[str]:
+def override_processes(path: Path, processes: int | None) -> list[str]:
     """Return the options with which Accelerate starts this many processes in spite of its configuration."""
     if processes is None:
         print_error(f"{path} chooses the number of processes and their settings; --processes N chooses another number")
@@ -73,15 +76,16 @@ def processes_of_config(path: Path, processes: int | None) -> list[str]:
     return [*options, "--multi_gpu"] if kind in ("NO", "MULTI_CPU") and processes > 1 else options
 
 
-def launch(arguments: list[str], processes: int | None) -> int:
+def launch(arguments: list[str], processes: int | None, config: Path | None) -> int:
     """Run the training program through `accelerate launch`, and return its exit code.
 
-    processes: None for the number that `accelerate config` was given
+    processes: None for the number in the configuration
+    config: Accelerate's configuration, see `find_accelerate_config`
     """
     environment = safe_environment()
     command = [sys.executable, "-m", __name__, "--quiet"]
-    if (config := find_accelerate_config()) is not None:
-        command += processes_of_config(config, processes)
+    if config is not None:
+        command += override_processes(config, processes)
     else:
         environment[LAUNCHED] = "1"
         command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]

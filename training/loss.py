@@ -99,7 +99,7 @@ def linear_cross_entropy(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     labels: torch.Tensor,
-    epsilon: float = 0.0,
+    epsilon: float,
     rows: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sums over tokens of the label-smoothed loss of hidden @ weight.T + bias and of -log p(label).

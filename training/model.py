@@ -17,10 +17,9 @@ from torch import nn
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
-from vaswani_transformer.files import files_sha256
 from vaswani_transformer.hub_files import find_folder
 from vaswani_transformer.loading import load_config, load_generation_config
-from vaswani_transformer.model_folder import NEVER, ModelFolder, verify_manifest, weight_files
+from vaswani_transformer.model_folder import NEVER, ModelFolder, hash_weights, verify_manifest
 from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 
 from . import fsdp, machine
@@ -167,7 +166,7 @@ def initial_weights_sha256(settings: ModelSettings) -> dict[str, str]:
     """Return the hash of the weights to start from, by name; {} if there are none."""
     if settings.initial_weights is None:
         return {}
-    return {"initial_weights sha256": files_sha256(*weight_files(find_folder(settings.initial_weights)))}
+    return {"initial_weights sha256": hash_weights(find_folder(settings.initial_weights))}
 
 
 def record_trained_length(

@@ -22,7 +22,7 @@ from vaswani_transformer.lines import (
 
 from . import demo_corpus
 from .capitals import write_capitals, write_title_case
-from .languages import Columns, find_columns, find_languages, is_name_of, missing_language
+from .columns import Columns, find_columns, find_languages, is_name_of, missing_language
 from .recipe import EMBEDDED, TextSettings
 from .tables import Row, describe_table, have_columns, is_quoted, read_rows
 from .tmx import read_units
@@ -39,12 +39,17 @@ Pair = tuple[int, str | None, str | None]
 
 @dataclass(frozen=True)
 class ParallelText:
-    """A text in two languages that can be read repeatedly."""
+    """A text in two languages that can be read repeatedly.
+
+    fingerprint: returns what determines the pairs: the sha256 of the files and, where the files leave it open, which
+        texts are read, such as "9f86d081... ('en', 'de')"; load_corpus caches the tokenised text by it
+    files: the user's, which no output may replace
+    """
 
     name: str
     pairs: Callable[[], Iterator[Pair]]
-    fingerprint: Callable[[], str]  # different for another text or direction
-    files: tuple[Path, ...] = ()  # the user's, which no output may replace
+    fingerprint: Callable[[], str]
+    files: tuple[Path, ...] = ()
 
 
 class Format(NamedTuple):
@@ -66,7 +71,7 @@ def open_training_and_validation(settings: TextSettings) -> tuple[list[ParallelT
     """Open the texts to train on and to validate with, which may be a part of the training texts."""
     texts = open_texts(settings, settings.train)
     if holds_out_validation(settings):
-        training, validation = [_part(text, False) for text in texts], [_part(text, True) for text in texts]
+        training, validation = ([_part(text, held_out) for text in texts] for held_out in (False, True))
     else:
         training, validation = texts, open_texts(settings, settings.validation)
     if settings.capitals:
@@ -488,7 +493,8 @@ def _ends_with(suffix: str) -> Callable[[TextSettings, str], bool]:
 
 
 # The first format that fits opens a corpus. To add one, write a function that returns a ParallelText, and a row above
-# the last, which fits every name.
+# the last, which fits every name. Compression is not a part of a format: `open_text` in vaswani_transformer/lines.py
+# decompresses .gz; `_files_named` and `_ends_with` here allow for it in names.
 FORMATS: dict[str, Format] = {
     "a split of `dataset`": Format(lambda settings, _: settings.dataset is not None, open_dataset),
     "a split of the demo's corpus": Format(lambda settings, _: settings.data == EMBEDDED, open_embedded),

@@ -16,8 +16,7 @@ from safetensors import safe_open
 from vaswani_transformer import __version__
 from vaswani_transformer.atomic import append_whole
 from vaswani_transformer.errors import InputError, UnavailableError, name_in_errors
-from vaswani_transformer.files import files_sha256
-from vaswani_transformer.model_folder import read_config, verify_manifest, weight_files
+from vaswani_transformer.model_folder import hash_weights, verify_manifest, weight_files
 from vaswani_transformer.training_run import RESULT_COLUMNS, format_hours, read_progress, read_run
 
 from .evaluate import EvaluationText
@@ -104,12 +103,6 @@ def parameters(model: Path) -> int:
         with name_in_errors(path), safe_open(path, framework="pt") as file:
             total += sum(torch.Size(file.get_slice(name).get_shape()).numel() for name in file.keys())  # noqa: SIM118
     return total
-
-
-def hash_weights(model: Path) -> str:
-    """Return the hash of a model's weights that rows of results and exports record."""
-    read_config(model / "config.json")  # names a folder that is no model's
-    return files_sha256(*weight_files(model))
 
 
 def commit() -> str:

@@ -1,8 +1,12 @@
-"""What stops a run: a limit of the recipe, or a signal.
+"""What stops a run: a limit of the recipe, or a signal. After Ctrl-C (SIGINT), SIGTERM or SIGHUP:
 
-`Signals` records a signal, and the loop (train.py) asks after each step. To several processes,
-`vaswani-transformer train` forwards it (launch.py) and torchrun passes it on; they agree on the
-highest reason, save a checkpoint together and end.
+1. Before the first step there is nothing to save, and the process ends at once (`default_signal_handlers`).
+2. Later, `Signals` records the signal; a second one ends the process at once. `vaswani-transformer train` forwards it
+   to several processes (launch.py), and torchrun passes it on.
+3. A single process abandons its step before the next micro-batch (step.py). Several finish theirs, so that they agree
+   on the last step, and then on the highest reason (`agree_on_stop`).
+4. The loop (train.py) saves a checkpoint, waits until it is on disk, and ends with 128 + the signal's number. A
+   validation that is due takes place when the run is resumed.
 """
 
 import os
@@ -39,11 +43,7 @@ class StopReason(IntEnum):
 
 
 class Signals:
-    """Turn the first SIGTERM, SIGINT or SIGHUP into a request to save and stop; a second one ends the process at once.
-
-    A single process abandons its step before the next micro-batch; several processes finish theirs, so that they agree
-    on the last step.
-    """
+    """Turn the first SIGTERM, SIGINT or SIGHUP into a request to save and stop; a second one ends the process."""
 
     received = StopReason.NONE
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import BYTE_ORDER_MARK, open_text, split_lines
 
-from .languages import Columns, find_columns, is_language, missing_language
+from .columns import Columns, find_columns, is_language, missing_language
 
 Row = tuple[int, list[str]]  # the number of its first line, and its cells
 

@@ -9,8 +9,14 @@ Five optimisations:
 * Done sentences are removed from the batch.
 * Constants are computed before the first step.
 
-A hypothesis is *finished* when it has ended in </s>. A sentence is *done* when no later hypothesis can be among its
-results. Done sentences stay in the batch until an eighth of it is done or one sentence is at its limit.
+A hypothesis is *finished* when it has ended in </s>. The search of a sentence stops
+
+* when it is *done*: its live hypotheses cannot be among the results any more, by the bound of their scores in `step`.
+  `early_stopping` sets how far they may grow in this bound or, if it is True, that `num_beams` finished hypotheses are
+  enough (`SearchSettings.lookahead`).
+* at its limit (`Memory.limits`): |source| + `extra_length` tokens, or `max_new_tokens`.
+
+Done sentences stay in the batch until an eighth of it is done or one sentence is at its limit.
 
 `start` and `step` have no data-dependent control flow, so torch.export can trace them; `beam_search` runs the loop.
 """

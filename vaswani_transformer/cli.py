@@ -21,7 +21,15 @@ from .errors import InputError
 from .exit import exit_cleanly
 from .files import files_sha256
 from .hub_files import check_folder
-from .lines import check_file, check_output, open_output, read_arriving_lines, read_lines, refuse_same_file
+from .lines import (
+    check_file,
+    check_output,
+    open_output,
+    read_arriving_lines,
+    read_lines,
+    read_parallel_lines,
+    refuse_same_file,
+)
 from .model_argument import find_model, find_model_and_backend
 from .model_folder import choose_backend
 from .options import (
@@ -259,10 +267,11 @@ def translate(
     revision: Revision = None,
     dry_run: DryRun = False,
 ) -> None:
-    in_parts = not dry_run and check_paths(input, output, report)
+    if not dry_run:
+        check_paths(input, output, report)
     folder, backend = find_model_and_backend(context, model, backend, revision, dry_run, precision)
     translator = load_translator(folder, backend, device=device, dtype=dtype, threads=threads, precision=precision)
-    settings = translator.change_search(
+    search = translator.change_search(
         num_beams=num_beams,
         length_penalty=length_penalty,
         early_stopping=None if early_stopping is None else stopping_rule(early_stopping),
@@ -275,16 +284,23 @@ def translate(
     )
     several = num_return_sequences > 1
     columns = OutputColumns(several, scores or several, alignments)
-    decisive = vars(settings) | {name: context.params[name] for name in DECISIVE_FOR_TRANSLATIONS}
-    options = decisive | {"batch_tokens": batch_tokens, "workers": workers, "warn_ratio": warn_ratio}
+    settings = vars(search) | {
+        "max_source_length": max_source_length, "split_sentences": split_sentences, "target_language": target_language,
+    }  # fmt: skip
+    options = settings | {"batch_tokens": batch_tokens, "workers": workers, "warn_ratio": warn_ratio}
     options["progress"] = shows_progress(progress, input, output)
     lines = LineTranslator(translator, columns, options, max_characters, None if report is None else Path(report))
     chunks = lines.number_chunks(read_chunks(input, chunk_lines, unwrap))
     translate_chunks = partial(lines.translate, look_ahead=input != "-")
-    if in_parts:
-        about = decisive | {name: context.params[name] for name in DECISIVE_FOR_OUTPUT}
-        about |= {"model": model_sha256(translator.folder), "input": files_sha256(Path(input)), "version": __version__}
-        translate_file(translate_chunks, chunks, Path(output), about | {"backend": backend})
+    if is_translated_in_parts(input, output):
+        # Only with the same values can an interrupted translation be resumed. The report is among them because it
+        # lists the doubtful translations of finished parts.
+        about = settings | {
+            "dtype": dtype, "precision": precision, "chunk_lines": chunk_lines, "unwrap": unwrap, "scores": scores,
+            "alignments": alignments, "report": report, "warn_ratio": warn_ratio, "version": __version__,
+            "model": model_sha256(translator.folder), "input": files_sha256(Path(input)), "backend": backend,
+        }  # fmt: skip
+        translate_file(translate_chunks, chunks, Path(output), about)
     else:
         with open_output(output) as out, closing(translate_chunks(chunks)) as translated:
             for chunk in translated:
@@ -292,12 +308,6 @@ def translate(
                 out.flush()
     if warning := lines.summary():
         typer.echo(f"warning: {warning}", err=True)
-
-
-# Options of `translate` besides the settings of the search: an interrupted translation of a file can be resumed only
-# with the same values. The report lists the doubtful translations of finished parts as well.
-DECISIVE_FOR_TRANSLATIONS = ("max_source_length", "split_sentences", "target_language")
-DECISIVE_FOR_OUTPUT = ("dtype", "precision", "chunk_lines", "unwrap", "scores", "alignments", "report", "warn_ratio")
 
 
 def read_chunks(input: str, size: int, unwrap: bool) -> Iterator[list[str]]:
@@ -311,8 +321,8 @@ def read_chunks(input: str, size: int, unwrap: bool) -> Iterator[list[str]]:
     return split_into_chunks(unwrap_lines(lines) if unwrap else lines, size)
 
 
-def check_paths(input: str, output: str, report: str | None) -> bool:
-    """Refuse impossible names before a download. Return whether a file is translated to a file, in parts."""
+def check_paths(input: str, output: str, report: str | None) -> None:
+    """Refuse impossible names before a download."""
     if input != "-":
         check_file(input)
     check_output(output)
@@ -320,8 +330,12 @@ def check_paths(input: str, output: str, report: str | None) -> bool:
     if report is not None:
         refuse_same_file("--report", report, input, output)
         append_report(Path(report), [], [])
-    in_parts = input != "-" and Path(input).is_file() and output != "-"
-    return in_parts and (Path(output).is_file() or not Path(output).exists())
+
+
+def is_translated_in_parts(input: str, output: str) -> bool:
+    """Return whether a file is translated to a file, in parts that survive an interruption; no pipes or devices."""
+    is_to_file = output != "-" and (Path(output).is_file() or not Path(output).exists())
+    return is_to_file and input != "-" and Path(input).is_file()
 
 
 def load_translator(folder: Path, backend: Any = "torch", **options: Any) -> Any:
@@ -393,15 +407,7 @@ def read_pairs(source: str, target: str, output: str) -> tuple[list[str], list[s
     """Read the lines of two files. Refuse impossible texts and names before a download."""
     check_output(output)
     refuse_same_file("--output", output, source, target)
-    return read_parallel(source, target)
-
-
-def read_parallel(source: str, target: str) -> tuple[list[str], list[str]]:
-    """Read the lines of two files. Raises InputError if their numbers differ."""
-    sources, targets = list(read_lines(source)), list(read_lines(target))
-    if len(sources) != len(targets):
-        raise InputError(f"{source} has {len(sources)} lines, {target} has {len(targets)}; they must be parallel")
-    return sources, targets
+    return read_parallel_lines(source, target)
 
 
 @app.command(help="Align the words of given translations. Prints source-target pairs for each: 0-0 1-2.")
@@ -447,7 +453,7 @@ def choose_heads(
 ) -> None:
     from .alignment_heads import compute_references, read_references
 
-    sources, targets = read_parallel(source, target)
+    sources, targets = read_parallel_lines(source, target)
     translator = load_translator(check_folder(model), device=device)
     if reference is None:
         references = compute_references(sources, targets)

@@ -118,6 +118,14 @@ def read_lines(path: str | Path) -> Iterator[str]:
             yield decode_line(raw, name, number)
 
 
+def read_parallel_lines(source: str | Path, target: str | Path) -> tuple[list[str], list[str]]:
+    """Read the lines of two files as `read_lines` does. Raises InputError if their numbers differ."""
+    sources, targets = list(read_lines(source)), list(read_lines(target))
+    if len(sources) != len(targets):
+        raise InputError(f"{source} has {len(sources)} lines, {target} has {len(targets)}; they must be parallel")
+    return sources, targets
+
+
 def open_stdin() -> io.BufferedReader:
     """Open stdin for reading bytes. Raises InputError."""
     if sys.stdin is None:

@@ -205,6 +205,12 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
+def hash_weights(folder: Path) -> str:
+    """Return the hash of a model's weights, by which rows of results and exports name it. Raises as `weight_files`."""
+    read_config(folder / "config.json")  # names a folder that is no model's
+    return files_sha256(*weight_files(folder))
+
+
 def enumerate_names(names: Iterable[str]) -> str:
     """Join the first names of a list, and say how many more there are."""
     names = list(names)

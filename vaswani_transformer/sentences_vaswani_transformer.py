@@ -217,18 +217,18 @@ LONGEST_MAX_SOURCE_LENGTH = 1_000_000  # of models with sinusoids, which have no
 
 
 def source_limit(
-    requested: int | None, trained_length: int | None, positions: int | None, sentences: bool = True
+    requested: int | None, trained_length: int | None, positions: int | None, split_sentences: bool = True
 ) -> int:
     """Return the token limit of a part: the requested one or, by default, the recorded length of the training.
 
     positions: the number of learned positions, which no limit exceeds
-    sentences: False for texts that are not split, whose default is not below MAX_SOURCE_LENGTH
+    split_sentences: False for texts that are not split, whose default is not below MAX_SOURCE_LENGTH
     Raises ValueError.
     """
     least, most = SHORTEST_MAX_SOURCE_LENGTH, positions or LONGEST_MAX_SOURCE_LENGTH
     if requested is None:
         default = MAX_SOURCE_LENGTH if trained_length is None else max(trained_length, least)
-        return min(default if sentences else max(default, MAX_SOURCE_LENGTH), most)
+        return min(default if split_sentences else max(default, MAX_SOURCE_LENGTH), most)
     return check_number("max_source_length", requested, least, most)
 
 
@@ -246,7 +246,7 @@ def split_text(
     text: str,
     limit: int,
     encode: Encode,
-    sentences: bool = True,
+    split_sentences: bool = True,
     clean: Callable[[str], str] = clean_text,
     languages: LanguageTokens | None = None,
     language: str | None = None,
@@ -256,17 +256,21 @@ def split_text(
     A longer sentence is cut at punctuation, at a conjunction, at a space, or else between letters. If the text ends in
     anything that is copied, or is empty, the last piece has no ids.
 
-    sentences: False to cut a line only where it is too long
+    split_sentences: False to cut a line only where it is too long
     languages: the model's language tokens; the one with which the text begins is put in front of every sentence
     language: of the translation, for a text that begins with none; "" to translate it without a token
     Raises ValueError for an unknown language, MissingLanguage if a sentence has none and the model needs one.
+
+    >>> encode = lambda text: ([*text.encode(), 2], [*range(len(text) + 1)])
+    >>> [(piece.copied, piece.text) for piece in split_text("It rains.\\n* Stay inside! Read.", 128, encode)]
+    [('', 'It rains.'), ('\\n* ', 'Stay inside!'), (' ', 'Read.')]
     """
     if languages is None or not (languages.tokens or language):
-        yield from split_part(text, limit, encode, sentences, clean)
+        yield from split_part(text, limit, encode, split_sentences, clean)
         return
     copied, is_complete = "", True
     for part, prefix in languages.split(text, languages.prefix(language)):
-        for piece in split_part(part, limit, encode_after(prefix or "", encode), sentences, clean):
+        for piece in split_part(part, limit, encode_after(prefix or "", encode), split_sentences, clean):
             copied, is_complete = copied + piece.copied, bool(piece.ids)
             if piece.ids:
                 if prefix is None:
@@ -293,11 +297,13 @@ NOT_OF_EMOJI = re.compile(
 )
 
 
-def split_part(text: str, limit: int, encode: Encode, sentences: bool, clean: Callable[[str], str]) -> Iterator[Piece]:
+def split_part(
+    text: str, limit: int, encode: Encode, split_sentences: bool, clean: Callable[[str], str]
+) -> Iterator[Piece]:
     """Yield the pieces of a text, or of a part of it that has one prefix, see `split_text`."""
     end = 0
     keep = clean is strip_text
-    for start, stop in sentence_spans(text, sentences):
+    for start, stop in sentence_spans(text, split_sentences):
         copied = text[end:start] if keep else NOT_OF_EMOJI.sub("", text[end:start])
         pieces = list(cut_to_limit(clean(text[start:stop]), limit, encode))
         for number, (separator, ids, part) in enumerate(pieces):
@@ -320,12 +326,12 @@ def check_sentences(text: str) -> None:
         raise ValueError(f"a sentence has {longest:,} characters, the limit is {LONGEST_SENTENCE:,}; split it")
 
 
-def sentence_spans(text: str, sentences: bool = True) -> Iterator[tuple[int, int]]:
+def sentence_spans(text: str, split_sentences: bool = True) -> Iterator[tuple[int, int]]:
     """Yield the start and end of each sentence, or each line, without what is copied around it."""
     is_cased = any(letter.isupper() for letter in text)
     for start, stop in separated_spans(text):
         line = text[start:stop]
-        for first, last in split_line(line, is_cased) if sentences else [(0, len(line))]:
+        for first, last in split_line(line, is_cased) if split_sentences else [(0, len(line))]:
             begin, end = strip_copied(line, first, last)
             tags = [tag[0] for tag in TAG.finditer(line, begin, end) if not tag[0].endswith("/>")]
             if 2 * sum(tag.startswith("</") for tag in tags) != len(tags):  # "<b>A</b> dog": its tags are a pair

@@ -4,7 +4,15 @@
 >>> translator.translate(["The house is small."])
 ['Das Haus ist klein.']
 
-Nothing here needs torch: `torch_translator.py` runs the search with torch, `onnx_translator.py` with ONNX Runtime.
+The path of a text, from `translate` by `find_hypotheses` to `find_in_chunks`:
+
+    _split, batches_by_length    text -> pieces with token ids (`split_text`) -> batches
+    Workers.start                batch -> `BatchSearch.run`, in threads -> Found
+                                 TorchSearch (torch_translator.py) calls beam_search.py, OnnxSearch (onnx_translator.py)
+                                 runs the graph
+    _finish, join_hypotheses     Found -> Hypothesis of each piece -> Hypothesis of the text
+
+Nothing here needs torch.
 """
 
 import math

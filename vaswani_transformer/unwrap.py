@@ -224,11 +224,8 @@ def split_into_blocks(lines: Iterable[str]) -> Iterator[list[str]]:
         yield block
 
 
-def find_code(block: list[str]) -> list[bool]:
-    """Return which lines of a block are code: indented, and half of them end where the next word had room.
-
-    No program has wrapped these.
-    """
+def find_unwrapped(block: list[str]) -> list[bool]:
+    """Return which lines of a block no program has wrapped: they are indented, and half end where a word had room."""
     found = []
     for indent, lines in groupby(block, indentation):
         run = list(lines)
@@ -265,7 +262,7 @@ def join_paragraphs(block: list[str], width: int) -> Iterator[str]:
     """Yield a line for each paragraph of a block.  width: of the text, at which it was wrapped"""
     paragraph, before, quote_before = "", "", ""
     are_timed = TIME.match(block[0])
-    for line, is_code in zip(block, find_code(block), strict=True):
+    for line, is_unwrapped in zip(block, find_unwrapped(block), strict=True):
         quote = "" if re.search(r"<[A-Za-z/!][^<>]*\Z", before) else QUOTE.match(line)[0]  # pyright: ignore
         text = line[len(quote) :]
         follows_sentence = before.rstrip().endswith((".", ";", ":"))
@@ -276,7 +273,8 @@ def join_paragraphs(block: list[str], width: int) -> Iterator[str]:
         is_below_short = is_short and not text.lstrip()[:1].islower()
         had_room = has_room(quote_before + before, text, width)
         is_address = NO_LANGUAGE.fullmatch(text.strip()) and not f" {before}".split(" ")[-1].islower()
-        begins = is_code or is_item or is_other_quote or (had_room and (is_indented or is_below_short or is_address))
+        looks_new = is_indented or is_below_short or is_address
+        begins = is_unwrapped or is_item or is_other_quote or (had_room and looks_new)
         end = "  " if line.endswith("  ") else ""
         if paragraph and not (begins or LINE_BREAK.search(paragraph)):
             paragraph = join_wrapped(paragraph, text.strip()) + end

@@ -11,11 +11,11 @@ from onnx import ModelProto
 from onnx.external_data_helper import set_external_data
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.files import file_sha256, files_sha256, write_json
+from vaswani_transformer.files import file_sha256, write_json
 from vaswani_transformer.languages import read_languages
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.loading import load_model, load_tokenizer
-from vaswani_transformer.model_folder import EXPORT_RECORD, SETTINGS_FILES, ModelFolder, weight_files
+from vaswani_transformer.model_folder import EXPORT_RECORD, SETTINGS_FILES, ModelFolder, hash_weights
 from vaswani_transformer.tokenizer_files import plain_tokenizer
 
 from ..checkpoint_files import create_folder
@@ -180,7 +180,7 @@ def copy_files(model_folder: Path, unfinished: Path, model: Model, precision: st
     """Write config.json, generation_config.json and export.json beside the graphs, and copy the tokenizers."""
     record = {
         "precision": precision,
-        "weights_sha256": files_sha256(*weight_files(model_folder)),
+        "weights_sha256": hash_weights(model_folder),
         "graphs": {path.name: file_sha256(path) for path in sorted(unfinished.glob("*.onnx*"))},
     }
     if languages := read_languages(model_folder):

@@ -293,21 +293,21 @@ def spread(op: GraphBuilder, lengths: str) -> tuple[str, str]:
     return op.Gather(numbers, sequence), within
 
 
-def nearest_values(op: GraphBuilder, values: str, is_skipped: str, filler: Any) -> tuple[str, str]:
-    """Return, for each element of a vector, the last value before and the first after it that are not skipped.
+def nearest_values(op: GraphBuilder, values: str, is_skipped: str) -> tuple[str, str]:
+    """Return, for each element of a bool vector, the last value before and the first after it that are not skipped.
 
-    An element that is not skipped is the last one before itself. filler: the value beyond both ends
+    An element that is not skipped is the last one before itself. Beyond both ends, the value is False.
     """
     kept = op.Compress(values, op.Not(is_skipped))
     count = op.CumSum(cast_to_int(op, op.Not(is_skipped)), 0)
-    before = op.Gather(op.Concat([filler], kept, axis=0), count)
-    after = op.Gather(op.Concat(kept, [filler], axis=0), count)
+    before = op.Gather(op.Concat([False], kept, axis=0), count)
+    after = op.Gather(op.Concat(kept, [False], axis=0), count)
     return before, after
 
 
 def find_ends(op: GraphBuilder, is_blank: str, is_text: str) -> str:
     """Return which blank characters are at the beginning or end of a text."""
-    before, after = nearest_values(op, is_text, is_blank, False)
+    before, after = nearest_values(op, is_text, is_blank)
     return op.And(is_blank, op.Not(op.And(before, after)))
 
 

@@ -93,7 +93,7 @@ def decode(
 
 
 @torch.no_grad()
-def export_split(model: Model, attention: bool = False, end: int | None = None) -> dict[str, ModelProto]:
+def export_split(model: Model, attention: bool, end: int | None) -> dict[str, ModelProto]:
     """Export the four graphs and return them by file name without `.onnx`.
 
     attention: add an output cross_attentions.N per layer to decoder_model, (batch, heads, target, source)

@@ -46,6 +46,12 @@ SUPPORTED: dict[str, tuple] = {
     "encoder_layer_style": ("standard",),
     "final_encoder_layer_norm": (True,),
 }
+SIZES = {
+    "hidden_size": "d_model",
+    "{encoder,decoder}.layers": "{encoder,decoder}_layers",
+    "{encoder,decoder}.heads": "{encoder,decoder}_attention_heads",
+    "{encoder,decoder}.transformer_ff": "{encoder,decoder}_ffn_dim",
+}
 SEARCH = {
     "beam_size": "num_beams",
     "max_length": "max_new_tokens",
@@ -103,8 +109,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         options.require_equal(f"{stack}.hidden_size", "hidden_size")
     for name in SAME_IN_BOTH:
         options.require_equal(f"encoder.{name}", f"decoder.{name}")
-    stacks = "{encoder,decoder}."
-    config = options.read_sizes(("hidden_size", f"{stacks}layers", f"{stacks}heads", f"{stacks}transformer_ff"))
+    config = options.read_sizes(SIZES)
     reasons.raise_if_any()
 
     files = sorted(path.parent.glob("model*.safetensors"))

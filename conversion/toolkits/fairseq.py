@@ -20,7 +20,7 @@ from vaswani_transformer.model_folder import enumerate_names
 from ..checkpoint_files import find_file, load_checkpoint, save_pickle
 from ..folder import OurModel
 from ..layout import OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR
-from ..options import RATES, STACKS, Options, Reasons, map_sizes, show_value
+from ..options import RATES, STACKS, Options, Reasons, map_fields, show_value
 from ..rename import Rule, expand_layers, expand_table, rename_to_theirs, select_weights, split_in_proj
 from ..segmentation import add_tokenizers
 from ..toolkit import Description, count_embeddings, explain_penalty, register_reader, register_writer
@@ -54,12 +54,12 @@ OFF = (
 OFF_WITH_LANGUAGES = "lang_tok_replacing_bos_eos"
 IN_SOURCE = {"src": "source", "tgt": "target", None: ""}  # by --encoder-langtok
 LANGUAGE_STYLES = {"multilingual": "__{}__", "mbart": "[{}]"}  # by --lang-tok-style
-SIZES = (
-    "encoder_embed_dim",
-    "{encoder,decoder}_layers",
-    "{encoder,decoder}_attention_heads",
-    "{encoder,decoder}_ffn_embed_dim",
-)
+SIZES = {
+    "encoder_embed_dim": "d_model",
+    "{encoder,decoder}_layers": "{encoder,decoder}_layers",
+    "{encoder,decoder}_attention_heads": "{encoder,decoder}_attention_heads",
+    "{encoder,decoder}_ffn_embed_dim": "{encoder,decoder}_ffn_dim",
+}
 DECODER_EMBEDDING, OUTPUT_PROJECTION = "decoder.embed_tokens.weight", "decoder.output_projection.weight"
 LAYER = {
     "self_attn.{q,k,v,out}_proj.{weight,bias}": "self_attn.{q,k,v,out}_proj.{weight,bias}",
@@ -360,7 +360,7 @@ def make_options(config: Any, languages: Mapping[str, str]) -> argparse.Namespac
         task="translation",
         **languages,
         **{f"decoder_{name}_dim": config.d_model for name in ("embed", "input", "output")},
-        **{theirs: getattr(config, ours) for ours, theirs in map_sizes(SIZES).items()},
+        **{theirs: getattr(config, ours) for ours, theirs in map_fields(SIZES).items()},
         activation_fn=activation,
         **{rate: getattr(config, rate) for rate in RATES},
         encoder_normalize_before=pre,

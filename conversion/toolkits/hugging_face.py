@@ -37,7 +37,7 @@ from vaswani_transformer.tokenizer_files import TOKENIZER_FILES
 from ..checkpoint_files import find_file, load_shards, require_file
 from ..folder import OurModel, write_toolkit_json
 from ..layout import CONCATENATED, OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR
-from ..options import MAX_SIZE, RATES, Options, Reasons, expand, map_sizes
+from ..options import MAX_SIZE, RATES, Options, Reasons, expand, map_fields
 from ..rename import Rule, expand_layers, expand_table, find_first, rename_to_theirs, select_weights
 from ..segmentation import build_bpe_tokenizer, read_codes
 from ..sentencepiece_model import CONTROL, SentencePieceModel
@@ -45,7 +45,12 @@ from ..toolkit import Description, count_embeddings, register_reader, register_w
 from ..vocabulary import SIDES, ReferenceTokenizer, Vocabulary, number_tokens, read_token_ids
 from .fairseq import EPSILON, LAYERS, OFFSET
 
-SIZES = ("d_model", "{encoder,decoder}_layers", "{encoder,decoder}_attention_heads", "{encoder,decoder}_ffn_dim")
+SIZES = {
+    "d_model": "d_model",
+    "{encoder,decoder}_layers": "{encoder,decoder}_layers",
+    "{encoder,decoder}_attention_heads": "{encoder,decoder}_attention_heads",
+    "{encoder,decoder}_ffn_dim": "{encoder,decoder}_ffn_dim",
+}
 OFF = "normalize_before normalize_embedding add_final_layer_norm quantization_config"
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu", "swish", "quick_gelu")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -398,7 +403,7 @@ def write_marian(folder: OurModel, out: Path, options: Options) -> None:
 
 def make_marian_config(config: Any) -> dict[str, Any]:
     """Return the settings of a MarianConfig, without the sizes of the vocabularies."""
-    same = [*map_sizes(SIZES), *RATES]
+    same = [*map_fields(SIZES), *RATES]
     same += ["activation_function", "share_encoder_decoder_embeddings", "tie_word_embeddings"]
     same += ["eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id"]
     return {name: getattr(config, name) for name in same} | {

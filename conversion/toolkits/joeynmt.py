@@ -22,12 +22,12 @@ SUPPORTED: dict[str, tuple] = {
     "{encoder,decoder}.layer_norm": ("pre", "post"),
     "{encoder,decoder}.alpha": (1.0,),  # the weight of the residual (DeepNet)
 }
-SIZES = (
-    "encoder.hidden_size",
-    "{encoder,decoder}.num_layers",
-    "{encoder,decoder}.num_heads",
-    "{encoder,decoder}.ff_size",
-)
+SIZES = {
+    "encoder.hidden_size": "d_model",
+    "{encoder,decoder}.num_layers": "{encoder,decoder}_layers",
+    "{encoder,decoder}.num_heads": "{encoder,decoder}_attention_heads",
+    "{encoder,decoder}.ff_size": "{encoder,decoder}_ffn_dim",
+}
 # Our name of an id -> the option with the token, and its default.
 SPECIAL_TOKENS = {
     "unknown": ("unk_token", "<unk>"),

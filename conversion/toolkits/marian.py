@@ -49,7 +49,12 @@ SUPPORTED: dict[str, tuple] = {
     "transformer-postprocess-emb": ("d", ""),
     "transformer-postprocess-top": ("", "n", "dn", "nd", "d"),
 }
-SIZES = ("dim-emb", "{enc,dec}-depth", "transformer-heads", "transformer-dim-ffn")
+SIZES = {
+    "dim-emb": "d_model",
+    "{enc,dec}-depth": "{encoder,decoder}_layers",
+    "transformer-heads": "{encoder,decoder}_attention_heads",
+    "transformer-dim-ffn": "{encoder,decoder}_ffn_dim",
+}
 DROPOUT = ("transformer-dropout", "transformer-dropout-attention", "transformer-dropout-ffn")
 # Characters that Marian reads in a vocabulary, but that YAML refuses or takes for line breaks or a byte order mark.
 # Characters for private use take their places.

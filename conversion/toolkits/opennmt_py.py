@@ -16,7 +16,7 @@ from vaswani_transformer.errors import InputError
 from ..checkpoint_files import load_checkpoint, load_shards, save_pickle
 from ..folder import OurModel
 from ..layout import OUTPUT, OUTPUT_BIAS, PAPER, SOURCE, TARGET, TENSOR2TENSOR
-from ..options import Options, Reasons, expand, map_sizes
+from ..options import Options, Reasons, expand, map_fields
 from ..rename import Rule, expand_layers, expand_table, rename_to_theirs, select_weights
 from ..segmentation import add_tokenizers
 from ..toolkit import Description, count_embeddings, register_reader, register_writer
@@ -71,7 +71,12 @@ SUPPORTED = {name: (value,) for name, value in FIXED.items() if name != "lambda_
 GATED = ("silu", "gated-gelu")  # with this pos_ffn_activation_fn, the feed-forward layers have a gate
 OTHER_POSITIONS = {"Rotary", "Alibi", "Relative"}
 RATES = ("dropout", "attention_dropout", "dropout")  # of sub-layers, attention weights and activations
-SIZES = ("hidden_size", "{enc,dec}_layers", "heads", "transformer_ff")
+SIZES = {
+    "hidden_size": "d_model",
+    "{enc,dec}_layers": "{encoder,decoder}_layers",
+    "heads": "{encoder,decoder}_attention_heads",
+    "transformer_ff": "{encoder,decoder}_ffn_dim",
+}
 # The names of sizes in older versions.
 OLD_NAMES = {"hidden_size": ("rnn_size", "enc_rnn_size"), "enc_layers": ("layers",), "dec_layers": ("layers",)}
 
@@ -272,7 +277,7 @@ def make_options(config: Any) -> dict[str, Any]:
     return {
         **FIXED,
         "data_task": "seq2seq",
-        **{theirs: getattr(config, ours) for ours, theirs in map_sizes(SIZES).items()},
+        **{theirs: getattr(config, ours) for ours, theirs in map_fields(SIZES).items()},
         **dict.fromkeys(also_d_model, config.d_model),
         "pos_ffn_activation_fn": config.activation_function,
         "norm_eps": config.layer_norm_eps,

@@ -30,12 +30,12 @@ SUPPORTED: dict[str, tuple] = {
     "config_{encoder,decoder}.decoder_type": ("transformer",),
     "config_{encoder,decoder}.positional_embedding_type": ("fixed", "learned"),
 }
-SIZES = (
-    "config_encoder.model_size",
-    "config_{encoder,decoder}.num_layers",
-    "config_{encoder,decoder}.attention_heads",
-    "config_{encoder,decoder}.feed_forward_num_hidden",
-)
+SIZES = {
+    "config_encoder.model_size": "d_model",
+    "config_{encoder,decoder}.num_layers": "{encoder,decoder}_layers",
+    "config_{encoder,decoder}.attention_heads": "{encoder,decoder}_attention_heads",
+    "config_{encoder,decoder}.feed_forward_num_hidden": "{encoder,decoder}_ffn_dim",
+}
 DROPOUT = [f"config_encoder.dropout_{place}" for place in ("prepost", "attention", "act")]
 # Operations before and after a sub-layer, see `Options.read_norm_position`; `r` is the residual.
 NORM_POSITIONS = {("n", "r"): "pre", ("", "rn"): "post"}

@@ -42,7 +42,12 @@ SUPPORTED: dict[str, tuple] = {
     "prepend_mode": ("none",),
     "scheduled_sampling_method": ("parallel", "sequential"),
 }
-SIZES = ("hidden_size", "num_{encoder,decoder}_layers", "num_heads", "filter_size")
+SIZES = {
+    "hidden_size": "d_model",
+    "num_{encoder,decoder}_layers": "{encoder,decoder}_layers",
+    "num_heads": "{encoder,decoder}_attention_heads",
+    "filter_size": "{encoder,decoder}_ffn_dim",
+}
 # Operations before and after a sub-layer, see `Options.read_norm_position`.
 NORM_POSITIONS = {("none", "an"): "post", ("n", "a"): "pre"}
 # Variables of the trainer.

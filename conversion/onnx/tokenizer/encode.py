@@ -176,7 +176,7 @@ def mark_symbols(
     if tokenizer.strips_after_symbols:
         is_blank = op.And(is_text, has_flag(op, look_up(op, list_flags(tokenizer.clean), codes), IS_BLANK))
         is_mark = op.And(op.Not(is_text), op.GreaterOrEqual(codes, np.int32(FIRST_SYMBOL)))
-        after_mark, _ = nearest_values(op, is_mark, is_blank, False)
+        after_mark, _ = nearest_values(op, is_mark, is_blank)
         keep = op.Not(op.And(is_blank, after_mark))
         codes, is_text, rows = (select(op, values, keep) for values in (codes, is_text, rows))
     return codes, is_text, rows

@@ -1,4 +1,8 @@
-"""Find the languages of a text in the headers of tables and in keys: `de` is also `DE`, `de-DE`, `deu` and `German`."""
+"""Find the columns of both languages by the labels of a table or the keys of an object.
+
+>>> find_columns(["id", "text_de", "English"], ("en", "de")).texts
+(2, 1)
+"""
 
 import re
 from collections.abc import Iterable, Sequence
