@@ -348,6 +348,11 @@ def test_the_average_command_writes_a_model_folder(models, tiny_model, tmp_path,
     torch.testing.assert_close(found, expected)
 
 
+def test_a_checkpoint_does_not_count_twice(models, fails):
+    (models / "last").symlink_to("step-30")
+    fails(2, "last is given twice, and would count twice", models / "step-30", models / "step-20", models / "last")
+
+
 def test_the_averaged_folder_has_both_tokenizers(root, tmp_path):
     files = ["tokenizer.json", "target_tokenizer/tokenizer.json", "target_tokenizer/tokenizer_config.json"]
     for name in files:
