@@ -31,7 +31,7 @@ from conversion.toolkits import hugging_face_prenorm
 from vaswani_transformer import Translator
 from vaswani_transformer.languages import read_languages
 from vaswani_transformer.loading import load_model
-from vaswani_transformer.model_folder import CONVERTIBLE_TYPES
+from vaswani_transformer.model_folder import CONVERTIBLE_TYPES, NEVER
 
 SIZES: dict[str, Any] = {
     "d_model": 16, "encoder_layers": 1, "decoder_layers": 3, "encoder_attention_heads": 4, "decoder_attention_heads": 2,
@@ -194,7 +194,7 @@ def test_an_edited_forced_token_is_not_written(tmp_path: Path, refused):
 
 @pytest.mark.parametrize("toolkit", ["hf-prenorm", "hf-marian"])
 def test_a_token_that_the_toolkit_lacks_is_not_written(toolkit: str, tmp_path: Path, refused):
-    """Tokens that were added to the converted model are cut off."""
+    """Tokens that were added to the converted model are cut off if it cannot generate them."""
     if toolkit == "hf-prenorm":
         random_model("pegasus").save_pretrained(tmp_path / "theirs")
     else:
@@ -203,6 +203,11 @@ def test_a_token_that_the_toolkit_lacks_is_not_written(toolkit: str, tmp_path: P
     main([str(tmp_path / "theirs"), str(tmp_path / "ours")])
     model = load_model(tmp_path / "ours", device="cpu")
     model.resize_token_embeddings(rows + 9)
+    model.save_pretrained(tmp_path / "ours")
+    message = refused(main, [tmp_path / "ours", tmp_path / "back", "--to", toolkit], 2)
+    lost = f"counts {rows} target tokens; 9 more that the model can generate, from id {rows} on, would be lost"
+    assert lost in message
+    model.lm_head.bias.data[rows:] = NEVER
     model.generation_config.forced_bos_token_id = rows + 8
     model.save_pretrained(tmp_path / "ours")
     message = refused(main, [tmp_path / "ours", tmp_path / "back", "--to", toolkit], 2)

@@ -295,6 +295,7 @@ def test_an_edited_model_is_not_written_for_marian(field, value, tmp_path, refus
         '{"toolkit": "fairseq", "options": {"source_tokens": Infinity}}',
         '{"toolkit": "fairseq", "options": {"target_tokens": true}}',
         '{"toolkit": "fairseq", "options": {"target_tokens": 0}}',
+        '{"toolkit": "fairseq", "options": {"source_tokens": 39}}',
         '{"toolkit": "fairseq", "options": {"target_tokens": 1000000}}',
         "[]",
         "{",
