@@ -341,10 +341,21 @@ def test_fairseqs_translations_begin_with_their_language(
     (token,) = translator.target_tokenizer.convert_ids_to_tokens([french])
     assert f"note: Translations begin with {token!r} (id {french}), which fairseq" in capsys.readouterr().out
     assert f"{token} " in (tmp_path / "back" / "dict.tgt.txt").read_text()
-    written = load_checkpoint(tmp_path / "back" / "checkpoint_best.pt")
+    check_dictionaries(tmp_path / "back")
+
+
+def check_dictionaries(folder: Path) -> None:
+    """Check that the written dictionaries have a token for each embedding."""
+    written = load_checkpoint(folder / "checkpoint_best.pt")
     for language in (written["args"].source_lang, written["args"].target_lang):
-        dictionary = (tmp_path / "back" / f"dict.{language}.txt").read_text().splitlines()
+        dictionary = (folder / f"dict.{language}.txt").read_text().splitlines()
         assert 4 + len(dictionary) == len(written["model"]["decoder.embed_tokens.weight"])  # 4: <s> to <unk>
+
+
+def test_fairseqs_models_whose_sources_begin_with_a_language_are_written(tmp_path: Path):
+    """Their own dictionaries lack the tokens of the languages."""
+    main(["--to", "fairseq", str(converted("fairseq-languages").folder), str(tmp_path / "back")])
+    check_dictionaries(tmp_path / "back")
 
 
 def test_a_source_language_is_checked_though_no_token_names_it(tmp_path: Path, refused):

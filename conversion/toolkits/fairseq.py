@@ -316,12 +316,15 @@ def write_checkpoint(folder: OurModel, out: Path, options: Options) -> None:
             f"the ids of <s>, <pad>, </s> and the decoder's first token are {ids}; fairseq's are (0, 1, 2, 2): it "
             "starts the decoder with </s>"
         )
-    # A model whose translations begin with their language has tokens that its own dictionaries lack.
-    is_multilingual = folder.model.generation_config.forced_bos_token_id is not None
-    languages = read_language_pair({} if is_multilingual else folder.kept)
+    languages = read_language_pair(folder.kept)
     has_dictionaries = folder.toolkit == "fairseq" and all(
-        find_file(folder.originals, f"dict.{lang}.txt") for lang in languages.values()
+        (file := find_file(folder.originals, f"dict.{language}.txt")) is not None
+        and len(SPECIAL) + len(read_counted_words(file)) == folder.rows[side]
+        for side, language in zip(SIDES, languages.values(), strict=True)
     )
+    if folder.toolkit == "fairseq" and not has_dictionaries:
+        # Those of a multilingual model lack the languages' tokens. They are copied, too, so that the names must differ.
+        languages = DEFAULT_LANGUAGES
     if not has_dictionaries and not folder.has_tokenizer():
         reasons.add_setting("there is no tokenizer to write the dictionaries from")
     ours = folder.tensors(None if learned else TENSOR2TENSOR)
