@@ -77,7 +77,8 @@ class OurModel:
         if len(lost):
             raise InputError(
                 f"{self.path / CONVERSION_RECORD} counts {rows} target tokens; {len(lost)} more that the model can "
-                f"generate, from id {rows + int(lost[0])} on, would be lost; remove this file to write all tokens"
+                f"generate, from id {rows + int(lost[0])} on, would be lost; remove this file to write all tokens, "
+                "which marian and hf-prenorm cannot"
             )
 
     def check_forced_token(self, reasons: Reasons) -> None:
