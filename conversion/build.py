@@ -1,6 +1,7 @@
 """Build our model from the description of a checkpoint, and write its folder, in the same steps for every toolkit."""
 
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,10 @@ from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
 from .folder import write_toolkit_json
 from .layout import DECODER_POSITIONS, ENCODER_POSITIONS, OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET, interleave
-from .options import Reasons
+from .options import Reasons, show_value
 from .rename import rename_to_ours
 from .toolkit import Description
-from .vocabulary import Vocabulary
+from .vocabulary import SIDES, Vocabulary
 
 # The matrices with a row for each token, and the side of their vocabulary.
 SIDE = {SOURCE: "source", TARGET: "target", OUTPUT: "target"}
@@ -79,7 +80,14 @@ def drop_sinusoids(description: Description) -> dict[str, Tensor]:
 
 
 def check_tables(tensors: dict[str, Tensor], vocabulary: Vocabulary, d_model: int, reasons: Reasons) -> None:
-    """Check the tables before rows are added or truncated; token tables must have one row per token."""
+    """Check the tables before rows are added or truncated; token tables must have one row per token.
+
+    A token may not stand twice in a vocabulary: a text has one of its ids, and toolkits differ in which.
+    """
+    for side in SIDES:
+        for token, count in Counter(vocabulary.tokens(side)).most_common(1):
+            if count > 1:
+                reasons.add_fault(f"the {side} vocabulary has the token {show_value(token)} {count} times")
     for name in (*SIDE, ENCODER_POSITIONS, DECODER_POSITIONS):
         if name not in tensors:
             continue

@@ -9,10 +9,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from vaswani_transformer.errors import BrokenFileError
+from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.files import read_json_object
 from vaswani_transformer.loading import as_dtype, load_model
-from vaswani_transformer.model_folder import CONVERSION_RECORD, ORIGINALS, ModelFolder
+from vaswani_transformer.model_folder import CONVERSION_RECORD, NEVER, ORIGINALS, ModelFolder
 
 from .layout import OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET, Sinusoids, concatenate
 from .options import Reasons, show_value
@@ -49,6 +49,8 @@ class OurModel:
                 content = read_json_object(file, "options")
                 self.toolkit, self.kept = str(content["toolkit"]), {**content["options"]}
                 self.rows = {side: self.read_rows(side, rows) for side, rows in self.rows.items()}
+                if self.config.share_encoder_decoder_embeddings and self.rows["source"] != self.rows["target"]:
+                    raise ValueError("source_tokens and target_tokens differ, but share their embeddings")
                 as_dtype(self.kept.get("dtype"))
             except (ValueError, KeyError, TypeError, OverflowError) as error:
                 raise BrokenFileError(f"{file} is not a record of a conversion ({error})") from None
@@ -63,6 +65,21 @@ class OurModel:
         if type(rows) is not int or not 0 < rows <= largest:
             raise ValueError(f"{side}_tokens: {show_value(rows)}; it must be an integer from 1 to {largest}")
         return rows
+
+    def check_excluded(self) -> None:
+        """Raise InputError if target tokens that are not written can be generated.
+
+        Conversion excludes those that it adds; users may add further ones to the converted model.
+        """
+        rows, bias = self.rows["target"], self.model.lm_head.bias
+        generated = torch.zeros(self.config.decoder_vocab_size) if bias is None else bias.detach()
+        lost = (generated[rows:] > NEVER / 2).nonzero().flatten()
+        if len(lost):
+            raise InputError(
+                f"{self.path / CONVERSION_RECORD} counts {rows} target tokens; {len(lost)} more that the model can "
+                f"generate, from id {rows + int(lost[0])} on, would be lost; remove this file to write all tokens, "
+                "which marian and hf-prenorm cannot"
+            )
 
     def check_forced_token(self, reasons: Reasons) -> None:
         """Add a reason if generation_config.json, which may have been edited, forces a token that is not written."""
@@ -93,6 +110,7 @@ class OurModel:
 
         sinusoids: the toolkit's; None if the model's positions are learned
         """
+        self.check_excluded()
         tensors = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
         tensors.pop(SHARED, None)
         for name, side in ((SOURCE, "source"), (TARGET, "target"), (OUTPUT, "target"), (OUTPUT_BIAS, "target")):

@@ -122,7 +122,7 @@ class Vocabulary:
 
     def ids(self, side: str) -> dict[str, int]:
         """Return token -> id for one side, including the added special tokens."""
-        ids = {token: id for id, token in reversed(list(enumerate(self.tokens(side))))}
+        ids = {token: id for id, token in enumerate(self.tokens(side))}
         special = self.special_tokens(side)
         if self.start is None:
             ids[special["bos_token"]] = self.start_id

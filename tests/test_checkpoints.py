@@ -348,6 +348,21 @@ def test_the_average_command_writes_a_model_folder(models, tiny_model, tmp_path,
     torch.testing.assert_close(found, expected)
 
 
+def test_a_checkpoint_does_not_count_twice(models, fails):
+    (models / "last").symlink_to("step-30")
+    fails(2, "last is given twice, and would count twice", models / "step-30", models / "step-20", models / "last")
+
+
+@pytest.mark.parametrize("last", [torch.float32, torch.bfloat16])
+def test_the_precision_of_an_average_is_that_in_its_config(models, tiny_model, tmp_path, last):
+    """transformers loads a model in the precision that config.json names."""
+    for step, dtype in ((40, torch.float32 if last == torch.bfloat16 else torch.bfloat16), (50, last)):
+        checkpoints.save_checkpoint(models, step, tiny_model(step).to(dtype).save_pretrained)
+    average([str(models / "step-40"), str(models / "step-50"), "--output", str(tmp_path / "model")])
+    assert load_file(tmp_path / "model/model.safetensors")["model.shared.weight"].dtype == last
+    assert json.loads((tmp_path / "model/config.json").read_text())["dtype"] == str(last).removeprefix("torch.")
+
+
 def test_the_averaged_folder_has_both_tokenizers(root, tmp_path):
     files = ["tokenizer.json", "target_tokenizer/tokenizer.json", "target_tokenizer/tokenizer_config.json"]
     for name in files:

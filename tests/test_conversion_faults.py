@@ -332,12 +332,19 @@ def test_every_wrong_tensor_is_named(tmp_path: Path, refused, copy_of):
     ("name", "file"),
     [("fairseq-old", "dict.src.txt"), ("joeynmt", "trg_vocab.txt"), ("torch-nn-transformer", "vocab.src.txt")],
 )
-def test_dictionaries_of_another_size_are_refused(name: str, file: str, tmp_path: Path, refused, copy_of):
+def test_dictionaries_of_another_size_or_with_a_token_twice_are_refused(
+    name: str, file: str, tmp_path: Path, refused, copy_of
+):
     path = copy_of(name) / file
     lines = path.read_text(encoding="utf-8").splitlines()
     path.write_text("\n".join(lines[:-2]) + "\n", encoding="utf-8")
     message = refusal(refused, path.parent, tmp_path / "out", code=3)
     assert "vocabulary has" in message and "rows" in message
+    path.write_text("\n".join([*lines[:-1], lines[-2]]) + "\n", encoding="utf-8")  # one token twice
+    word = lines[-2].split(" ")[0]
+    side = "source" if "src" in file else "target"
+    message = refusal(refused, path.parent, tmp_path / "out", code=3)
+    assert f"the {side} vocabulary has the token {word!r} 2 times" in message
 
 
 def test_endless_yaml_stays_a_short_message(tmp_path: Path, refused, copy_of):

@@ -31,7 +31,7 @@ from conversion.toolkits import hugging_face_prenorm
 from vaswani_transformer import Translator
 from vaswani_transformer.languages import read_languages
 from vaswani_transformer.loading import load_model
-from vaswani_transformer.model_folder import CONVERTIBLE_TYPES
+from vaswani_transformer.model_folder import CONVERTIBLE_TYPES, NEVER
 
 SIZES: dict[str, Any] = {
     "d_model": 16, "encoder_layers": 1, "decoder_layers": 3, "encoder_attention_heads": 4, "decoder_attention_heads": 2,
@@ -194,7 +194,7 @@ def test_an_edited_forced_token_is_not_written(tmp_path: Path, refused):
 
 @pytest.mark.parametrize("toolkit", ["hf-prenorm", "hf-marian"])
 def test_a_token_that_the_toolkit_lacks_is_not_written(toolkit: str, tmp_path: Path, refused):
-    """Tokens that were added to the converted model are cut off."""
+    """Tokens that were added to the converted model are cut off if it cannot generate them."""
     if toolkit == "hf-prenorm":
         random_model("pegasus").save_pretrained(tmp_path / "theirs")
     else:
@@ -203,6 +203,11 @@ def test_a_token_that_the_toolkit_lacks_is_not_written(toolkit: str, tmp_path: P
     main([str(tmp_path / "theirs"), str(tmp_path / "ours")])
     model = load_model(tmp_path / "ours", device="cpu")
     model.resize_token_embeddings(rows + 9)
+    model.save_pretrained(tmp_path / "ours")
+    message = refused(main, [tmp_path / "ours", tmp_path / "back", "--to", toolkit], 2)
+    lost = f"counts {rows} target tokens; 9 more that the model can generate, from id {rows} on, would be lost"
+    assert lost in message
+    model.lm_head.bias.data[rows:] = NEVER
     model.generation_config.forced_bos_token_id = rows + 8
     model.save_pretrained(tmp_path / "ours")
     message = refused(main, [tmp_path / "ours", tmp_path / "back", "--to", toolkit], 2)
@@ -336,10 +341,21 @@ def test_fairseqs_translations_begin_with_their_language(
     (token,) = translator.target_tokenizer.convert_ids_to_tokens([french])
     assert f"note: Translations begin with {token!r} (id {french}), which fairseq" in capsys.readouterr().out
     assert f"{token} " in (tmp_path / "back" / "dict.tgt.txt").read_text()
-    written = load_checkpoint(tmp_path / "back" / "checkpoint_best.pt")
+    check_dictionaries(tmp_path / "back")
+
+
+def check_dictionaries(folder: Path) -> None:
+    """Check that the written dictionaries have a token for each embedding."""
+    written = load_checkpoint(folder / "checkpoint_best.pt")
     for language in (written["args"].source_lang, written["args"].target_lang):
-        dictionary = (tmp_path / "back" / f"dict.{language}.txt").read_text().splitlines()
+        dictionary = (folder / f"dict.{language}.txt").read_text().splitlines()
         assert 4 + len(dictionary) == len(written["model"]["decoder.embed_tokens.weight"])  # 4: <s> to <unk>
+
+
+def test_fairseqs_models_whose_sources_begin_with_a_language_are_written(tmp_path: Path):
+    """Their own dictionaries lack the tokens of the languages."""
+    main(["--to", "fairseq", str(converted("fairseq-languages").folder), str(tmp_path / "back")])
+    check_dictionaries(tmp_path / "back")
 
 
 def test_a_source_language_is_checked_though_no_token_names_it(tmp_path: Path, refused):

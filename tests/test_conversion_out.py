@@ -125,6 +125,28 @@ def test_fsmt_is_written_for_fairseq_with_its_codes(tmp_path: Path):
         assert torch.allclose(a, b, atol=1e-6)
 
 
+def test_a_token_that_a_user_added_is_written_for_fairseq_as_a_word(tmp_path: Path, refused):
+    """Without the record of the conversion, the original dictionaries, which lack the token, are left out."""
+    folder = shutil.copytree(converted("fairseq").folder, tmp_path / "ours")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<product>"])
+    model = load_model(folder, device="cpu")
+    model.resize_token_embeddings(len(tokenizer))
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    message = refusal(refused, "--to", "fairseq", folder, tmp_path / "out")
+    assert "1 more that the model can generate, from id 40 on, would be lost; remove this file" in message
+    (folder / "conversion.json").unlink()
+    main([str(folder), str(tmp_path / "out"), "--to", "fairseq"])
+    for side in ("src", "tgt"):
+        before, after = (
+            (place / f"dict.{side}.txt").read_text(encoding="utf-8").split("\n")
+            for place in (golden("fairseq"), tmp_path / "out")
+        )
+        words = [line.split(" ")[0] for line in before[:-1]]
+        assert [line.split(" ")[0] for line in after] == [*words, "<product>", ""]
+
+
 def test_fairseqs_joint_dictionary_returns(tmp_path: Path):
     theirs = shutil.copytree(golden("fairseq"), tmp_path / "theirs")
     (theirs / "dict.src.txt").rename(theirs / "dict.txt")
@@ -295,6 +317,7 @@ def test_an_edited_model_is_not_written_for_marian(field, value, tmp_path, refus
         '{"toolkit": "fairseq", "options": {"source_tokens": Infinity}}',
         '{"toolkit": "fairseq", "options": {"target_tokens": true}}',
         '{"toolkit": "fairseq", "options": {"target_tokens": 0}}',
+        '{"toolkit": "fairseq", "options": {"source_tokens": 39}}',
         '{"toolkit": "fairseq", "options": {"target_tokens": 1000000}}',
         "[]",
         "{",

@@ -168,7 +168,7 @@ def test_the_average_of_a_converted_model_keeps_its_languages_and_the_way_back(
     (run / "run.json").write_text("{}")
     monkeypatch.chdir(run / "checkpoints")
     for model, name in ((str(run), "model"), ("step-1", "checkpoint")):
-        average([model, model, "--output", str(tmp_path / name)])
+        average([model, "--output", str(tmp_path / name)])
         assert read_languages(tmp_path / name) == ("fi", "sv")
         main([str(tmp_path / name), str(tmp_path / f"{name}-back"), "--to", "hf-marian"])
         before, after = (load_file(folder / "model.safetensors") for folder in (theirs, tmp_path / f"{name}-back"))

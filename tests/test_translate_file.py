@@ -83,7 +83,10 @@ def test_workers_keep_the_order_and_finish_what_precedes_an_error(words, work, t
     long = write_lines(tmp_path / "long", [*lines[: 2 * PART], "x" * 1000])
     error = refused(main, words(input=long, workers=2, **{"max-characters": 500}))
     assert f"line {2 * PART + 1} has 1,000 characters" in error
-    assert sorted(path.name for path in (tmp_path / "out.parts").glob("part-*")) == ["part-0000000", "part-0000001"]
+    assert sorted(path.name for path in (tmp_path / "out.parts").glob("part-*")) == [
+        "part-0000000.gz",
+        "part-0000001.gz",
+    ]
 
 
 def test_a_killed_translation_resumes_with_the_missing_parts(start, words, work, tmp_path, refused):
@@ -97,7 +100,7 @@ def test_a_killed_translation_resumes_with_the_missing_parts(start, words, work,
     error = refused(main, words(**{"num-beams": 1}))
     assert "holds parts of another translation (num_beams was 4, is 1)" in error
     (parts / "notes").write_text("mine")
-    (parts / f".part-0000000.{machine_id()}-1.tmp").mkdir()  # as of a process that was killed just after part 0
+    (parts / f".part-0000000.gz.{machine_id()}-1.tmp").mkdir()  # as of a process that was killed just after part 0
     main(words())
     assert lines_of(tmp_path / "out") == work[1]
     assert [path.name for path in parts.iterdir()] == ["notes"], "files of others stay"
@@ -165,13 +168,17 @@ def test_a_folder_without_parts_can_be_used(words, work, tmp_path):
     assert lines_of(tmp_path / "out") == work[1]
 
 
-def test_a_truncated_part_is_named(words, work, tmp_path, refused, monkeypatch):
+@pytest.mark.parametrize("cut", ["of the file", "of its text"])
+def test_a_truncated_part_is_named(cut, words, work, tmp_path, refused, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("vaswani_transformer.translate_file.join_parts", lambda *_: None)  # as if it had been killed
         main(words())
-    part = tmp_path / "out.parts/part-0000000"
-    part.write_text(part.read_text()[:-3])
-    assert "part-0000000 is truncated" in refused(main, words(), 3)
+    part = tmp_path / "out.parts/part-0000000.gz"
+    if cut == "of the file":
+        part.write_bytes(part.read_bytes()[:-9])
+    else:  # whole lines of it
+        part.write_text("".join(f"{line}\n" for line in work[1][: PART - 1]))
+    assert "part-0000000.gz is damaged; remove it" in refused(main, words(), 3)
     assert not (tmp_path / "out").exists()
     part.unlink()
     main(words())

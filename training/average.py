@@ -42,7 +42,10 @@ def average(
         raise InputError(f"--last {last} counts the checkpoints of one run; give the run's folder, or leave it out")
     if not folders:
         raise InputError(f"{checkpoint[0]}: no checkpoints to average")
-    for folder in folders:
+    resolved = [folder.resolve() for folder in folders]
+    for number, folder in enumerate(folders):
+        if resolved[number] in resolved[:number]:
+            raise InputError(f"{folder} is given twice, and would count twice; name each checkpoint once")
         if not (folder / WEIGHTS).is_file():
             raise InputError(f"{folder} has no {WEIGHTS}: not a model folder or a checkpoint of a run")
         try:

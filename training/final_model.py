@@ -39,7 +39,10 @@ def list_other_files(folder: Path) -> list[str]:
 
 
 def average_weights(folders: list[Path]) -> dict[str, torch.Tensor]:
-    """Return the mean of each tensor over the model folders, which have been checked, summed in float64."""
+    """Return the mean of each tensor over the model folders, which have been checked, summed in float64.
+
+    Its precision is that of the last folder, as config.json says, which is copied from there.
+    """
     files = [safe_open(folder / WEIGHTS, framework="pt") for folder in folders]
     shapes = [{name: file.get_slice(name).get_shape() for name in file.keys()} for file in files]  # noqa: SIM118
     for folder, found in zip(folders, shapes, strict=True):
@@ -50,11 +53,11 @@ def average_weights(folders: list[Path]) -> dict[str, torch.Tensor]:
             )
     averaged = {}
     for name in sorted(shapes[0]):
-        first, *others = [file.get_tensor(name) for file in files]
+        first, *others = tensors = [file.get_tensor(name) for file in files]
         total = first.double()
         for other in others:
             total += other
-        averaged[name] = (total / len(files)).to(first.dtype)
+        averaged[name] = (total / len(files)).to(tensors[-1].dtype)
     return averaged
 
 

@@ -1,20 +1,22 @@
 """Translate a large file in parts, which survive an interruption.
 
 Part k is the translation of the k-th chunk of lines. It appears in OUTPUT.parts when it is complete. After an
-interruption, the same command translates the missing parts, and joins them all.
+interruption, the same command translates the missing parts, and joins them all. Parts are compressed because gzip's
+checksum shows whether a part is whole.
 """
 
 import os
+import shutil
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .atomic import atomic_file, lock, remove_stale
+from .atomic import lock, remove_stale
 from .errors import BrokenFileError, InputError, name_in_errors
 from .files import files_sha256, read_json_object, write_json
-from .lines import open_output
+from .lines import open_output, open_text
 from .model_folder import MODEL_FILES
 
 ABOUT = "about.json"  # what the parts are a translation of
@@ -32,7 +34,7 @@ def translate_file(
 
     translate: yields the lines of output of each chunk
     about: what determines the translations: the text, its division into chunks, the model, settings
-    Raises InputError if OUTPUT.parts holds parts of another translation, BrokenFileError if a part is truncated.
+    Raises InputError if OUTPUT.parts holds parts of another translation, BrokenFileError if a part is damaged.
     """
     folder = output.with_name(f"{output.name}.parts")
     with claim_parts(folder, about):
@@ -41,7 +43,7 @@ def translate_file(
 
         def read_missing() -> Iterator[Item]:
             for number, chunk in enumerate(chunks):
-                part = folder / f"part-{number:07}"
+                part = folder / f"part-{number:07}.gz"
                 parts.append(part)
                 if not part.is_file():
                     missing.append(part)
@@ -49,7 +51,7 @@ def translate_file(
 
         with closing(translate(read_missing())) as translated:
             for lines in translated:
-                with atomic_file(missing.popleft()) as file:
+                with open_output(missing.popleft()) as file:
                     file.writelines(lines)
         join_parts(parts, folder, output)
 
@@ -95,10 +97,11 @@ def join_parts(parts: list[Path], folder: Path, output: Path) -> None:
     """Write the output and remove the parts."""
     with open_output(output) as out:
         for part in parts:
-            content = part.read_bytes()
-            if not content.endswith(b"\n"):
-                raise BrokenFileError(f"{part} is truncated; remove it and run the same command again")
-            out.write(content)
+            try:
+                with open_text(part) as file:
+                    shutil.copyfileobj(file, out)
+            except BrokenFileError:
+                raise BrokenFileError(f"{part} is damaged; remove it and run the same command again") from None
     for path in (*parts, folder / ABOUT):
         path.unlink()
         remove_stale(path)  # of a process that was killed just after it had written the part

@@ -316,10 +316,15 @@ def write_checkpoint(folder: OurModel, out: Path, options: Options) -> None:
             f"the ids of <s>, <pad>, </s> and the decoder's first token are {ids}; fairseq's are (0, 1, 2, 2): it "
             "starts the decoder with </s>"
         )
-    # A model whose translations begin with their language has tokens that its own dictionaries lack.
-    is_multilingual = folder.model.generation_config.forced_bos_token_id is not None
-    languages = read_language_pair({} if is_multilingual else folder.kept)
-    has_dictionaries = all(find_file(folder.originals, f"dict.{lang}.txt") for lang in languages.values())
+    languages = read_language_pair(folder.kept)
+    has_dictionaries = folder.toolkit == "fairseq" and all(
+        (file := find_file(folder.originals, f"dict.{language}.txt")) is not None
+        and len(SPECIAL) + len(read_counted_words(file)) == folder.rows[side]
+        for side, language in zip(SIDES, languages.values(), strict=True)
+    )
+    if folder.toolkit == "fairseq" and not has_dictionaries:
+        # Those of a multilingual model lack the languages' tokens. They are copied, too, so that the names must differ.
+        languages = DEFAULT_LANGUAGES
     if not has_dictionaries and not folder.has_tokenizer():
         reasons.add_setting("there is no tokenizer to write the dictionaries from")
     ours = folder.tensors(None if learned else TENSOR2TENSOR)
@@ -381,13 +386,18 @@ def make_options(config: Any, languages: Mapping[str, str]) -> argparse.Namespac
 def write_vocabulary(folder: OurModel, languages: Mapping[str, str], out: Path) -> None:
     """Write the dictionaries and, if the tokenizer is subword-nmt's, its codes.
 
-    Its last piece of a word ends with `</w>`; in a dictionary, the pieces before it end with `@@`.
+    Its last piece of a word ends with `</w>`; in a dictionary, the pieces before it end with `@@`. Added tokens, such
+    as those of languages, are whole words.
     """
     for side, language, tokens in zip(SIDES, languages.values(), folder.tokens(), strict=True):
         tokens = tokens[len(SPECIAL) :]
-        model = json.loads(folder.tokenizer(side).to_str())["model"]
+        content = json.loads(folder.tokenizer(side).to_str())
+        model, whole = content["model"], {token["content"] for token in content["added_tokens"]}
         if model.get("end_of_word_suffix") == "</w>":
-            tokens = [token.removesuffix("</w>") if token.endswith("</w>") else f"{token}@@" for token in tokens]
+            tokens = [
+                token if token in whole else token.removesuffix("</w>") if token.endswith("</w>") else f"{token}@@"
+                for token in tokens
+            ]
             codes = "".join(f"{left} {right}\n" for left, right in model["merges"])
             (out / f"bpecodes.{language}").write_text(f"#version: 0.2\n{codes}", encoding="utf-8")
         lines = "".join(f"{token} 1\n" for token in tokens)
