@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import make_lively, tiny_config
 from filelock import FileLock
 from searches import MANY_AT_ONCE, OFFSET
+from tiny_models import make_lively, tiny_config
 from transformers import PreTrainedTokenizerFast
 
 from vaswani_transformer import TorchTranslator, VaswaniTransformerForConditionalGeneration

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from conftest import padded, random_sentences
+from tiny_models import padded, random_sentences
 
 from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_config
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from saved_model import ENGLISH, GERMAN, change_json, trained_tokenizer
+from tiny_models import tiny_config
 from tokenizers import Tokenizer, processors
 
 from benchmarks.alignments import error_rate

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ENVIRONMENT, file_size_limit, not_removable, shared_folder, wait_until
+from conftest import ENVIRONMENT, wait_until
+from disks import file_size_limit, not_removable, shared_folder
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ModelMaker, one_fast_in
+from conftest import one_fast_in
 from searches import OFFSET, SWITCHES, batch_for, by_generate, by_search, check_same, stripped
+from tiny_models import ModelMaker
 from torch import nn
 
 from vaswani_transformer import SearchSettings

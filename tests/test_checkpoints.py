@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import flip_a_bit, not_removable, shared_folder
+from disks import flip_a_bit, not_removable, shared_folder
 from safetensors.torch import load_file
 from saved_model import change_json
 from training_runs import ROOT

@@ -6,8 +6,8 @@ import runpy
 
 import pytest
 import transformers
-from conftest import tiny_config
 from huggingface_hub.errors import StrictDataclassError
+from tiny_models import tiny_config
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 from transformers.integrations import hub_kernels
 

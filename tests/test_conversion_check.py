@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import one_fast_in, padded
+from conftest import one_fast_in
 from golden import golden, refusal
 from saved_model import change_json
 from test_conversion_variants import SENTENCES, TARGETS, TutorialTransformer
+from tiny_models import padded
 from tokenizers import normalizers
 
 from conversion.__main__ import main

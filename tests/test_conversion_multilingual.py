@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import one_fast_in, padded, randomise
+from conftest import one_fast_in
 from golden import converted, golden, refusal, train_sentencepiece
 from saved_model import ENGLISH, GERMAN, change_json
+from tiny_models import padded, randomise
 from transformers import (
     AutoTokenizer,
     BlenderbotConfig,

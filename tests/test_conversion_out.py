@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import one_fast_in, tiny_config
+from conftest import one_fast_in
 from golden import Golden, converted, golden, refusal
 from saved_model import ENGLISH, GERMAN, change_json, trained_model, trained_tokenizer, untrained_model
+from tiny_models import tiny_config
 from transformers import AutoTokenizer, MarianMTModel
 
 from conversion.__main__ import main

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import randomise
 from numpy_transformer import Array, NumpyTransformer
+from tiny_models import randomise
 
 from conversion.__main__ import main
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import padded, randomise
 from golden import converted, golden, refusal
 from safetensors.torch import load_file, save_file
 from saved_model import change_json
+from tiny_models import padded, randomise
 from torch import Tensor, nn
 from transformers import AutoTokenizer, FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
 

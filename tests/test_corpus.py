@@ -11,7 +11,8 @@ from itertools import chain
 import datasets
 import numpy as np
 import pytest
-from conftest import ENVIRONMENT, not_removable, shared_folder
+from conftest import ENVIRONMENT
+from disks import not_removable, shared_folder
 from hub_server import Blob, Commit, HubServer
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st

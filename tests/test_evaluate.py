@@ -6,7 +6,8 @@ import sys
 import pytest
 import sacrebleu
 import torch
-from conftest import file_size_limit, read_rows, write_lines
+from conftest import read_rows, write_lines
+from disks import file_size_limit
 from saved_model import ENGLISH, saved_model
 
 from training.checkpoints import write_manifest

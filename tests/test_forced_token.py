@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from brute_force import beam_search, full_forward, with_first
-from conftest import ModelMaker, random_sentences
 from saved_model import ENGLISH, change_json, saved_model
 from searches import batch_for, by_generate, by_graph, by_search, check_same, padded, session_of
+from tiny_models import ModelMaker, random_sentences
 from transformers import pipeline as typed_pipeline
 
 from conversion.onnx.as_marian import arrange_as_marian

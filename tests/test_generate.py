@@ -5,8 +5,9 @@ from typing import Any, cast
 
 import pytest
 import torch
-from conftest import TOLERANCE, ModelMaker, one_fast_in, padded, random_sentences
+from conftest import one_fast_in
 from saved_model import trained_tokenizer
+from tiny_models import TOLERANCE, ModelMaker, padded, random_sentences
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import transformers
 from browser import node
-from conftest import make_lively, read_rows, write_lines
+from conftest import read_rows, write_lines
 from golden import Golden, converted, opus_folder
 from saved_model import ENGLISH, GERMAN, SIZES
+from tiny_models import make_lively
 from tokenizers import Tokenizer
 
 from conversion.__main__ import main as convert

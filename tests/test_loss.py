@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TOLERANCE, ModelMaker, labelled_batch
+from tiny_models import TOLERANCE, ModelMaker, labelled_batch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 

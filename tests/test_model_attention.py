@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import TOLERANCE, ModelMaker, labelled_batch, padded, random_sentences
+from tiny_models import TOLERANCE, ModelMaker, labelled_batch, padded, random_sentences
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from conftest import TOLERANCE, ModelMaker, labelled_batch, one_fast_in, padded, random_sentences
+from conftest import one_fast_in
+from tiny_models import TOLERANCE, ModelMaker, labelled_batch, padded, random_sentences
 from torch import Tensor, nn
 
 

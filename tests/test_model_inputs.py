@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import TOLERANCE, ModelMaker, labelled_batch, padded
+from tiny_models import TOLERANCE, ModelMaker, labelled_batch, padded
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
 from vaswani_transformer.modeling_vaswani_transformer import CACHE_NAME

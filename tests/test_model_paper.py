@@ -6,8 +6,8 @@ import random
 import numpy as np
 import pytest
 import torch
-from conftest import ModelMaker, padded, tiny_config
 from numpy_transformer import NumpyTransformer
+from tiny_models import ModelMaker, padded, tiny_config
 
 from paper.result_files import PAPER
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration

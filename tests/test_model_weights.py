@@ -5,8 +5,8 @@ from typing import cast
 
 import pytest
 import torch
-from conftest import ModelMaker, labelled_batch, tiny_config
 from safetensors.torch import load_file
+from tiny_models import ModelMaker, labelled_batch, tiny_config
 from transformers import AutoModel, AutoModelForSeq2SeqLM
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerModel

@@ -14,7 +14,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from conftest import ModelMaker, flip_a_bit, padded, random_sentences
+from disks import flip_a_bit
 from packaging.version import Version
 from saved_model import ENGLISH, GERMAN, already_exported, trained_model, trained_tokenizer
 from searches import (
@@ -30,6 +30,7 @@ from searches import (
     matrices_of,
     session_of,
 )
+from tiny_models import ModelMaker, padded, random_sentences
 from tokenizers import AddedToken, Tokenizer
 
 from conversion.onnx import export as export_module

@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import ModelMaker
 from saved_model import ENGLISH, already_exported
 from searches import (
     EXPORTED,
@@ -23,6 +22,7 @@ from searches import (
     matrices_of,
     session_of,
 )
+from tiny_models import ModelMaker
 
 from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_single_folder

@@ -8,8 +8,8 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from conftest import ModelMaker, padded, random_sentences
 from saved_model import saved_model, trained_model, trained_tokenizer, untrained_model
+from tiny_models import ModelMaker, padded, random_sentences
 
 from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_split_folder

@@ -13,9 +13,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import ModelMaker, one_fast_in, write_lines
+from conftest import one_fast_in, write_lines
 from saved_model import ENGLISH, GERMAN, change_json, trained_tokenizer
 from searches import batch_for, by_generate, by_graph, by_search, check_same, session_of, stripped
+from tiny_models import ModelMaker
 
 from conversion.onnx.export import export_single_folder
 from conversion.onnx.rewrite import walk_graphs

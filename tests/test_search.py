@@ -18,8 +18,9 @@ from brute_force import (
     full_forward,
     length_penalty,
 )
-from conftest import ModelMaker, one_fast_in, padded, random_sentences
+from conftest import one_fast_in
 from searches import by_generate, by_search, check_same
+from tiny_models import ModelMaker, padded, random_sentences
 from transformers import GenerationConfig
 
 # Decisions that differ by less are equal in float32: the accumulated log-probabilities of a sentence differ by up to

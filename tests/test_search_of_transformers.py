@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ModelMaker
 from saved_model import ENGLISH, change_json, saved_model, untrained_model
 from searches import batch_for, by_generate, by_graph, by_search, check_same, found, session_of
+from tiny_models import ModelMaker
 from transformers import MarianMTModel
 from transformers import pipeline as typed_pipeline
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tiny_config
+from tiny_models import tiny_config
 from transformers import (
     AutoModelForSeq2SeqLM,
     DataCollatorForSeq2Seq,

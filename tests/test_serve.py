@@ -24,8 +24,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import ENVIRONMENT, make_lively, one_fast_in, wait_until
+from conftest import ENVIRONMENT, one_fast_in, wait_until
 from saved_model import ENGLISH, GERMAN, SIZES, change_json
+from tiny_models import make_lively
 from translation_server import LANGUAGES, ROOT, Address, Answer, command, in_thread, started
 
 from serving.__main__ import choose_languages

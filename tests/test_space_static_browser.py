@@ -11,9 +11,9 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 from browser import DESKTOP, NODE_MODULES, PHONE, accessibility_violations, chromium, console_messages, served
-from conftest import make_lively
 from saved_model import ENGLISH, GERMAN, SIZES, change_json, saved_model
 from test_space_static import assemble, odd_lines
+from tiny_models import make_lively
 
 from conversion.onnx.export import export_single_folder
 from training import demo_corpus

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 import torch
-from conftest import file_size_limit, not_removable, one_fast_in, shared_folder, wait_until
+from conftest import one_fast_in, wait_until
+from disks import file_size_limit, not_removable, shared_folder
 from safetensors.torch import load_file
 from training_runs import ROOT, SMALL, assert_bit_identical, options_of, records_of, weights
 

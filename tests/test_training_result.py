@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from conftest import flip_a_bit
+from disks import flip_a_bit
 from saved_model import ENGLISH, GERMAN, change_json, trained_model, trained_tokenizer
 from training_runs import COMPILED, SMALL, STEPS, assert_same_losses, records_of, weights
 

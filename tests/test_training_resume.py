@@ -10,7 +10,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import flip_a_bit, one_fast_in, wait_until
+from conftest import one_fast_in, wait_until
+from disks import flip_a_bit
 from safetensors.torch import save_file
 from saved_model import change_json
 from training_child import TrainingProcess

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import ModelMaker, padded
+from tiny_models import ModelMaker, padded
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 from transformers.generation import utils

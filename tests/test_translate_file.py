@@ -10,7 +10,8 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import file_size_limit, wait_until, write_lines
+from conftest import wait_until, write_lines
+from disks import file_size_limit
 from saved_model import ENGLISH, GERMAN, saved_model
 
 from vaswani_transformer import Translator

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tiny_config
 from PIL import Image
 from saved_model import ENGLISH, GERMAN, saved_model, trained_model
+from tiny_models import tiny_config
 
 from paper.__main__ import main
 from paper.figures.architecture import draw_figure1, draw_figure2, record_calls, record_operations

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ModelMaker
 from nltk.tree import Tree
+from tiny_models import ModelMaker
 from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 
 from paper import table4
