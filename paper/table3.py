@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from sacrebleu.metrics.bleu import BLEU
 
 from training.evaluate import read_recipe_text
-from training.model import model_config
+from training.model import check_model_fields, model_config
 from training.recipe import Recipe, load_recipe
 from training.result_row import parameters
 from training.train import train
@@ -106,6 +106,7 @@ def write_table3(output: Path, rows: list[str], seeds: list[int], jobs: int, opt
     Raises InputError if a row in the folder has other options: such rows cannot be compared.
     """
     folder, base = output / "table3", load_recipe(RECIPE, options)
+    check_model_fields(base)
 
     def train_command(row: str, seed: int) -> str:
         keys = {**options, **scale_row(row, base), "seed": str(seed)}
