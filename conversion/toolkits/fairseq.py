@@ -328,12 +328,13 @@ def write_checkpoint(folder: OurModel, out: Path, options: Options) -> None:
             "starts the decoder with </s>"
         )
     languages = read_language_pair(folder.kept)
-    has_dictionaries = folder.toolkit == "fairseq" and all(
-        (file := find_file(folder.originals, f"dict.{language}.txt")) is not None
-        and len(read_dictionary(file)) == folder.rows[side]
-        for side, language in zip(SIDES, languages.values(), strict=True)
+    files = [find_file(folder.originals, f"dict.{language}.txt", "dict.txt") for language in languages.values()]
+    are_whole = folder.toolkit == "fairseq" and all(
+        file is not None and len(read_dictionary(file)) == folder.rows[side]
+        for side, file in zip(SIDES, files, strict=True)
     )
-    if folder.toolkit == "fairseq" and not has_dictionaries:
+    has_dictionaries = are_whole and folder.originals / "dict.txt" not in files
+    if folder.toolkit == "fairseq" and not are_whole:
         # Those of a multilingual model lack the languages' tokens. They are copied, too, so that the names must differ.
         languages = DEFAULT_LANGUAGES
     if not has_dictionaries and not folder.has_tokenizer():
