@@ -348,6 +348,13 @@ def test_the_average_command_writes_a_model_folder(models, tiny_model, tmp_path,
     torch.testing.assert_close(found, expected)
 
 
+def test_the_best_checkpoint_can_be_averaged(models, tmp_path, capsys, fails):
+    checkpoints.write_pointer(models / "best", "step-20")
+    fails(2, "step-20 is given twice", *sorted(models.iterdir()))  # as by checkpoints/*
+    average([str(models / "best"), str(models / "step-30"), "--output", str(tmp_path / "model")])
+    assert "the average of step-20, step-30" in capsys.readouterr().out
+
+
 def test_a_checkpoint_does_not_count_twice(models, fails):
     (models / "last").symlink_to("step-30")
     fails(2, "last is given twice, and would count twice", models / "step-30", models / "step-20", models / "last")

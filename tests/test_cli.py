@@ -447,7 +447,7 @@ def test_a_configuration_that_accelerate_cannot_read_is_named(tmp_path):
         env=ENVIRONMENT | {"HF_HOME": str(tmp_path)}, capture_output=True, text=True, cwd=ROOT,
     )  # fmt: skip
     assert ended.returncode == 4 and "unknown keys (['of_another_version'])" in ended.stderr
-    assert ended.stderr.endswith(f"; mend {config}, or write it again with `accelerate config`\n")
+    assert ended.stderr.endswith(f"; correct {config}, or write it again with `accelerate config`\n")
     assert ended.stderr.startswith("error: Accelerate cannot start the training: ")
 
 

@@ -153,12 +153,15 @@ def test_fairseqs_joint_dictionary_returns(tmp_path: Path):
     (theirs / "dict.src.txt").rename(theirs / "dict.txt")
     (theirs / "dict.tgt.txt").unlink()
     main([str(theirs), str(tmp_path / "ours")])
+    record = tmp_path / "ours/conversion.json"
+    content = record.read_text().replace('"src"', '"en"').replace('"tgt"', '"de"')  # as of a model of these languages
+    record.write_text(content)
     out = written("fairseq", Golden(theirs, tmp_path / "ours"), tmp_path)
+    options = load_checkpoint(out / "checkpoint_best.pt")["args"]
+    assert (options.source_lang, options.target_lang) == ("en", "de")
     for name in ("dict.txt", "bpecodes"):
         assert (out / name).read_bytes() == (theirs / name).read_bytes()
-    ours, tokens = (
-        file.read_text(encoding="utf-8").split("\n") for file in (out / "dict.src.txt", theirs / "dict.txt")
-    )
+    ours, tokens = (file.read_text(encoding="utf-8").split("\n") for file in (out / "dict.en.txt", theirs / "dict.txt"))
     assert [line.split(" ")[0] for line in ours] == [line.split(" ")[0] for line in tokens]
 
 

@@ -364,6 +364,23 @@ def test_bpe_codes_segment_like_the_algorithm(name: str, codes: str):
         assert embeddings[alias].equal(embeddings[3])
 
 
+def test_fairseqs_flag_gives_a_token_its_later_id(tmp_path: Path):
+    """As in fairseq's `Dictionary.add_symbol`; </s> and <unk> keep the ids with which the model was trained."""
+    theirs = shutil.copytree(golden("fairseq-old"), tmp_path / "theirs")
+    lines = (theirs / "dict.src.txt").read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("t@@ ")
+    lines[-3:] = [f"{token} 1 #fairseq:overwrite" for token in ("</s>", "<unk>", "t@@")]
+    (theirs / "dict.src.txt").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    main([str(theirs), str(tmp_path / "ours")])
+    tokenizer, before = PreTrainedTokenizerFast.from_pretrained(tmp_path / "ours"), converted("fairseq-old").tokenizer()
+    last = 3 + len(lines)
+    ids = before("tx")["input_ids"]
+    assert 4 in ids and tokenizer("tx")["input_ids"] == [last if id == 4 else id for id in ids]
+    assert (tokenizer.eos_token_id, tokenizer.unk_token_id) == (2, 3)
+    main(["--to", "fairseq", str(tmp_path / "ours"), str(tmp_path / "back")])
+    assert (tmp_path / "back/dict.src.txt").read_bytes() == (theirs / "dict.src.txt").read_bytes()
+
+
 def escaped_subwords(text: str, pieces: list[str]) -> list[int]:
     """tensor2tensor's encoder, from its description: tokens at the border of letters and digits, longest match."""
     tokens, start = [], 0

@@ -169,19 +169,20 @@ def test_a_folder_without_parts_can_be_used(words, work, tmp_path):
     assert lines_of(tmp_path / "out") == work[1]
 
 
-@pytest.mark.parametrize("cut", ["of the file", "of its text"])
-def test_a_truncated_part_is_named(cut, words, work, tmp_path, refused, monkeypatch):
+def test_truncated_parts_are_translated_again(words, work, tmp_path, monkeypatch):
+    folder = tmp_path / "out.parts"
     with monkeypatch.context() as patch:
         patch.setattr("vaswani_transformer.translate_file.join_parts", lambda *_: None)  # as if it had been killed
         main(words())
-    part = tmp_path / "out.parts/part-0000000.gz"
-    if cut == "of the file":
-        part.write_bytes(part.read_bytes()[:-9])
-    else:  # whole lines of it
-        part.write_text("".join(f"{line}\n" for line in work[1][: PART - 1]))
-    assert "part-0000000.gz is damaged; remove it" in refused(main, words(), 3)
-    assert not (tmp_path / "out").exists()
-    part.unlink()
+        parts = sorted(folder.glob("part-*"))
+        before = [(part.read_bytes(), part.stat().st_mtime_ns) for part in parts]
+        sizes = {1: 0, 4: 10, 5: -8, 8: -1}  # nothing, the header, all of the text, all but a byte
+        for number, size in sizes.items():
+            parts[number].write_bytes(before[number][0][:size])
+        main(words())
+    after = [(part.read_bytes(), part.stat().st_mtime_ns) for part in parts]
+    assert [one[0] for one in after] == [one[0] for one in before]
+    assert [n for n in range(len(parts)) if after[n] != before[n]] == [*sizes]
     main(words())
     assert lines_of(tmp_path / "out") == work[1]
 

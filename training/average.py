@@ -14,7 +14,7 @@ from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.languages import read_languages
 from vaswani_transformer.languages_vaswani_transformer import find_language
 from vaswani_transformer.model_folder import WEIGHTS
-from vaswani_transformer.training_run import RECORD
+from vaswani_transformer.training_run import RECORD, follow_pointer
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -32,7 +32,7 @@ def average(
     from .run_folder import copy_conversion
 
     check_new_folder(output)
-    folders = checkpoint
+    folders = [follow_pointer(folder) for folder in checkpoint]
     if len(checkpoint) == 1 and (checkpoint[0] / "checkpoints").is_dir():
         last = last or 5
         folders = list_regular_checkpoints(checkpoint[0])[:last][::-1]

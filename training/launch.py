@@ -128,7 +128,7 @@ def accelerate_launch() -> None:
             raise SystemExit(report_failure(failed.failures)) from None
         except Exception as error:  # such as of a configuration for another version, or for MPI
             config = find_accelerate_config()
-            remedy = f"; mend {config}, or write it again with `accelerate config`" if config else ""
+            remedy = f"; correct {config}, or write it again with `accelerate config`" if config else ""
             print_error(f"error: Accelerate cannot start the training: {one_line(str(error))}{remedy}")
             raise SystemExit(UnavailableError.exit_code) from None
 

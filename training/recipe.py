@@ -217,8 +217,8 @@ class HardwareSettings(BaseModel):
     processes: int | None = Field(
         None,
         ge=1,
-        description="Number of processes. `vaswani-transformer train` starts this many (null: one per GPU); under "
-        "`accelerate launch` it must match.",
+        description="Number of processes. `vaswani-transformer train` starts this many (null: as many as Accelerate's "
+        "configuration says or, without one, one per GPU); under `accelerate launch` it must match.",
     )
     mixed_precision: Precision | None = Field(
         None,

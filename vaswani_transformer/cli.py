@@ -239,7 +239,7 @@ def translate(
     max_source_length: Annotated[
         int | None,
         typer.Option(
-            help="Split sentences with more tokens; default: the length of 99% in training, or 128 if unknown."
+            help="Split sentences with more tokens; default: what 99% in training do not exceed, or 128 if unknown."
         ),
     ] = None,
     split_sentences: Annotated[bool, typer.Option(help="Translate the sentences of a line one by one.")] = True,

@@ -60,10 +60,7 @@ UNCLEAN = re.compile(f"[{INVISIBLE}{JOINERS}]|(?! )[{WHITE_SPACE}]|  |\\A | \\Z"
 
 
 def clean_text(text: str) -> str:
-    """Drop invisible characters, make each run of white space one space, and strip the ends.
-
-    Tokenizers trained by this package do the same themselves.
-    """
+    """Drop invisible characters, make each run of white space one space, and strip the ends."""
     if UNCLEAN.search(text):
         for pattern, replacement in STEPS:
             text = pattern.sub(replacement, text)
@@ -72,9 +69,10 @@ def clean_text(text: str) -> str:
 
 
 def cleans_itself(normalizer: Any) -> bool:
-    """Return whether a normalizer (or None) begins with these steps, as that of every tokenizer of this package does.
+    """Return whether a normalizer (or None) begins with the steps of `clean_text`.
 
-    A text and `clean_text` of it then have the same tokens, whatever its other steps are.
+    Those of tokenizers that this package trains do, unless they keep invisible characters. A text and `clean_text` of
+    it then have the same tokens, whatever the later steps are.
     """
     steps = [] if normalizer is None else json.loads(normalizer.__getstate__()).get("normalizers", [])
     own = [{"type": "Replace", "pattern": {"Regex": pattern}, "content": content} for pattern, content in CLEANING]

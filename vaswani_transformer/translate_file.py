@@ -1,8 +1,8 @@
 """Translate a large file in parts, which survive an interruption.
 
 Part k is the translation of the k-th chunk of lines. It appears in OUTPUT.parts when it is complete. After an
-interruption, the same command translates the missing parts, and joins them all. Parts are compressed because gzip's
-checksum shows whether a part is whole.
+interruption, the same command translates the missing and the damaged parts, and joins them all. Parts are compressed
+because gzip's checksum shows whether a part is whole.
 """
 
 import os
@@ -34,7 +34,7 @@ def translate_file(
 
     translate: yields the lines of output of each chunk
     about: what determines the translations: the text, its division into chunks, the model, settings
-    Raises InputError if OUTPUT.parts holds parts of another translation, BrokenFileError if a part is damaged.
+    Raises InputError if OUTPUT.parts holds parts of another translation.
     """
     folder = output.with_name(f"{output.name}.parts")
     with claim_parts(folder, about):
@@ -45,7 +45,7 @@ def translate_file(
             for number, chunk in enumerate(chunks):
                 part = folder / f"part-{number:07}.gz"
                 parts.append(part)
-                if not part.is_file():
+                if not is_whole(part):
                     missing.append(part)
                     yield chunk
 
@@ -93,15 +93,23 @@ def check_parts(folder: Path, about: dict[str, Any]) -> None:
             )
 
 
+def is_whole(part: Path) -> bool:
+    """Return whether a part exists and can be read to its end, where the checksum is."""
+    try:
+        with open_text(part) as file:
+            while file.read(1 << 20):
+                pass
+    except (FileNotFoundError, BrokenFileError):
+        return False
+    return True
+
+
 def join_parts(parts: list[Path], folder: Path, output: Path) -> None:
     """Write the output and remove the parts."""
     with open_output(output) as out:
         for part in parts:
-            try:
-                with open_text(part) as file:
-                    shutil.copyfileobj(file, out)
-            except BrokenFileError:
-                raise BrokenFileError(f"{part} is damaged; remove it and run the same command again") from None
+            with open_text(part) as file:
+                shutil.copyfileobj(file, out)
     for path in (*parts, folder / ABOUT):
         path.unlink()
         remove_stale(path)  # of a process that was killed just after it had written the part

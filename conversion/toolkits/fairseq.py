@@ -24,9 +24,10 @@ from ..options import RATES, STACKS, Options, Reasons, map_fields, show_value
 from ..rename import Rule, expand_layers, expand_table, rename_to_theirs, select_weights, split_in_proj
 from ..segmentation import add_tokenizers
 from ..toolkit import Description, count_embeddings, explain_penalty, register_reader, register_writer
-from ..vocabulary import SIDES, Vocabulary, number_tokens
+from ..vocabulary import SIDES, Vocabulary, find_unused_name, number_tokens
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # ids 0 to 3, which dict.txt omits
+OVERWRITE = " #fairseq:overwrite"
 IDS: dict[str, Any] = {"bos": 0, "pad": 1, "eos": 2, "start": 2, "unknown": 3}
 DEFAULT_LANGUAGES = {"source_lang": "src", "target_lang": "tgt"}
 OFFSET = 2  # padding_idx + 1
@@ -236,7 +237,7 @@ def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int], h
         why = f"the checkpoint comes without {missing}. Ids are fairseq's"
         return number_tokens(SPECIAL, rows, why, **IDS)
     added = name_language_tokens(options)
-    source, target = (SPECIAL + read_counted_words(file) for file in present)
+    source, target = map(read_dictionary, present)
     for tokens in (source, target):
         tokens += [token for token in added if token not in tokens]
     vocabulary = Vocabulary(source, target, files=present, **IDS)
@@ -253,7 +254,7 @@ def find_language_pair(folder: Path, rows: list[int]) -> dict[str, str]:
     """
     languages = {}
     for name, size in zip(DEFAULT_LANGUAGES, rows, strict=True):
-        sizes = {file: len(SPECIAL) + len(read_counted_words(file)) for file in folder.glob("dict.*.txt")}
+        sizes = {file: len(read_dictionary(file)) for file in folder.glob("dict.*.txt")}
         found = [file.name.split(".")[1] for file, its_size in sizes.items() if its_size == size]
         languages |= {name: found[0]} if len(found) == 1 else {}
     return languages if len({*languages.values()}) == 2 else {}
@@ -280,15 +281,25 @@ def split(names: str | list[str]) -> list[str]:
     return names.split(",") if isinstance(names, str) else names
 
 
-def read_counted_words(path: Path) -> list[str]:
-    """Read the tokens of a dict.txt in the order of their ids. A line is a token, a space and a count."""
-    tokens = []
+def read_dictionary(path: Path) -> list[str]:
+    """Read the tokens of a dict.txt by id. A line is a token, a space and a count.
+
+    A line with OVERWRITE repeats a token and gives it another id, as for the `<s>`, `</s>` and `<unk>` in dictionaries
+    that were made from a SentencePiece vocabulary. One of the two ids then belongs to no text: the new id of a special
+    token, whose own id fairseq has fixed, or the old id of any other token.
+    """
+    tokens = [*SPECIAL]
     for number, line in enumerate(read_lines(path), start=1):
-        line = line.removesuffix(" #fairseq:overwrite")
-        token, space, count = line.rstrip().rpartition(" ")
+        counted = line.rstrip()
+        token, space, count = counted.removesuffix(OVERWRITE).rpartition(" ")
         if not space or not count.isdigit():
             raise BrokenFileError(f"{path} line {number}: {line!r} is not a token and a count")
-        tokens.append(token)
+        if counted.endswith(OVERWRITE) and token in tokens:
+            lost = len(tokens) if token in SPECIAL else tokens.index(token)
+            tokens.append(token)
+            tokens[lost] = find_unused_name(f"<unused{lost}>", tokens)
+        else:
+            tokens.append(token)
     return tokens
 
 
@@ -317,12 +328,13 @@ def write_checkpoint(folder: OurModel, out: Path, options: Options) -> None:
             "starts the decoder with </s>"
         )
     languages = read_language_pair(folder.kept)
-    has_dictionaries = folder.toolkit == "fairseq" and all(
-        (file := find_file(folder.originals, f"dict.{language}.txt")) is not None
-        and len(SPECIAL) + len(read_counted_words(file)) == folder.rows[side]
-        for side, language in zip(SIDES, languages.values(), strict=True)
+    files = [find_file(folder.originals, f"dict.{language}.txt", "dict.txt") for language in languages.values()]
+    are_whole = folder.toolkit == "fairseq" and all(
+        file is not None and len(read_dictionary(file)) == folder.rows[side]
+        for side, file in zip(SIDES, files, strict=True)
     )
-    if folder.toolkit == "fairseq" and not has_dictionaries:
+    has_dictionaries = are_whole and folder.originals / "dict.txt" not in files
+    if folder.toolkit == "fairseq" and not are_whole:
         # Those of a multilingual model lack the languages' tokens. They are copied, too, so that the names must differ.
         languages = DEFAULT_LANGUAGES
     if not has_dictionaries and not folder.has_tokenizer():
