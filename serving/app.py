@@ -75,14 +75,17 @@ def create_app(
         answer = await until_disconnected(request, service.answer(parse_request(fields)))
         return JSONResponse(answer)
 
+    @app.head("/languages", include_in_schema=False)
     @app.get("/languages", summary="List the languages")
     async def list_languages() -> Response:
         return JSONResponse(service.list_languages())
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="Whether the server runs")
     async def check_health() -> Response:
         return JSONResponse({"status": "ok"})
 
+    @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics", summary="Counters and histograms for Prometheus")
     async def report_metrics(request: Request) -> Response:
         check_key(request, request.query_params.get("api_key"))

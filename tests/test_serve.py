@@ -126,6 +126,14 @@ def test_json_forms_and_query_strings_have_the_same_fields(server, translator):
     assert [answer.json for answer in answers] == [{"translatedText": translator.translate(ENGLISH[1])[0]}] * 4
 
 
+def test_a_field_that_is_null_or_empty_is_not_given(server, translator):
+    """Mastodon sends null for a key that it lacks, and others an empty text."""
+    expected = {"translatedText": translator.translate(["The house."])[0]}
+    for nothing in (None, ""):
+        fields = dict.fromkeys(("api_key", "format", "alternatives", "scores", "attention"), nothing)
+        assert server.translate("The house.", **fields).json == expected
+
+
 def test_a_query_string_or_a_form_may_have_several_texts(server, translator):
     query = urllib.parse.urlencode([*LANGUAGES.items(), *(("q", text) for text in ENGLISH)])
     form = "application/x-www-form-urlencoded"
@@ -407,6 +415,14 @@ def test_forms_and_headers_that_cannot_be_read_are_neither_bugs_nor_logged(expor
 def test_unknown_paths_and_methods_are_errors_of_json(server):
     assert server.request("/nowhere").json == {"error": "Not Found"}
     assert server.request("/translate").json == {"error": "Method Not Allowed"}
+
+
+def test_every_page_has_the_headers_that_monitors_ask_for(server):
+    for path in ("/health", "/languages", "/metrics", "/docs", "/openapi.json"):
+        connection = server.connect(f"HEAD {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n".encode())
+        head, _, body = receive(connection).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ") and body == b""
+    assert all("head" not in methods for methods in server.request("/openapi.json").json["paths"].values())
 
 
 def receive(connection: socket.socket) -> bytes:
