@@ -612,7 +612,7 @@ def test_a_batch_is_limited_and_in_the_order_of_arrival():
 def test_batches_on_a_gpu_are_larger(translator, monkeypatch):
     for cores, largest in ((2, BATCH_CHARACTERS), (None, BATCH_CHARACTERS_ON_GPU)):
         monkeypatch.setattr(translator, "count_cores", lambda cores=cores: cores)
-        service = Service(translator, "en", ["de"], Limits(), translator.search, lambda *numbers: None)
+        service = Service(translator, "en", ["de"], Limits(), lambda *numbers: None)
         assert service.batcher.batch_characters == largest
 
 
@@ -844,6 +844,12 @@ def test_the_languages_of_a_strangers_model_are_printed_without_escapes(exported
     process.kill()
     process.communicate()
     assert first.startswith(r"en to \x1b]0;title\x07: <OnnxTranslator")
+
+
+def test_the_search_of_the_command_line_is_used_and_printed(exported):
+    with command(exported / "onnx", *STATED, "--num-beams", "2") as (address, _):
+        assert "beam 2, length penalty 0.6" in address.printed
+        assert "the number of beams minus 1, 1" in address.translate("a", alternatives=2).json["error"]
 
 
 @pytest.mark.parametrize("metadata", ["a: [", "a: " + "[" * 5000])
