@@ -457,6 +457,18 @@ def test_a_body_without_end_is_refused_and_the_connection_closed(server):
         assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_client_that_still_sends_its_body_gets_the_response(server, version):
+    """Also if it asks for the end of the connection, as urllib does, and nginx, which speaks HTTP/1.0."""
+    body = b"a" * 400_000
+    head = f"POST /translate HTTP/{version}\r\nhost: a\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    connection = server.connect(head.encode())
+    for start in range(0, len(body), 40_000):  # slower than the response
+        connection.sendall(body[start : start + 40_000])
+        time.sleep(0.02)
+    assert receive(connection).startswith(b"HTTP/1.1 413 ")
+
+
 # ---- one client does not affect others ---------------------------------------------------------------------------
 
 
