@@ -72,11 +72,11 @@ def serve(
         options = {"device": device, "dtype": dtype, "threads": threads, "precision": precision}
         folder, backend = find_model_and_backend(context, model, backend, revision, precision=precision)
         translator = load_translator(folder, backend, **options)
-        settings = translator.change_search(num_beams=num_beams, length_penalty=length_penalty)
+        translator.search = translator.change_search(num_beams=num_beams, length_penalty=length_penalty)
         recorded = read_recorded_languages(model, revision, folder)
         source, targets = choose_languages(translator, model, recorded, source_language, target_language)
         limits = Limits(max_characters, max_texts, max_queue)
-        application = create_app(translator, source, targets, limits, settings, api_key, allow_origin or ())
+        application = create_app(translator, source, targets, limits, api_key, allow_origin or ())
         server = create_server(application, most_bytes(max_characters))
         name = f"[{host}]" if ":" in host else host
         shown, *others = shorten_codes([source, *targets])

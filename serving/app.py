@@ -14,7 +14,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from vaswani_transformer import __version__
-from vaswani_transformer.search_vaswani_transformer import SearchSettings
 from vaswani_transformer.translator import Translator
 
 from .batches import QueueFullError
@@ -38,7 +37,6 @@ def create_app(
     source: str,
     targets: Sequence[str],
     limits: Limits,
-    settings: SearchSettings,
     api_key: str | None = None,
     origins: Sequence[str] = (),
 ) -> MeasuredApp:
@@ -48,7 +46,7 @@ def create_app(
     api_key: what requests must contain; None accepts all.  origins: of web pages that may read the answers
     """
     metrics = Metrics()
-    service = Service(translator, source, targets, limits, settings, metrics.observe_batch)
+    service = Service(translator, source, targets, limits, metrics.observe_batch)
     metrics.waiting.set_function(lambda: service.batcher.characters)
 
     @asynccontextmanager
@@ -75,14 +73,17 @@ def create_app(
         answer = await until_disconnected(request, service.answer(parse_request(fields)))
         return JSONResponse(answer)
 
+    @app.head("/languages", include_in_schema=False)
     @app.get("/languages", summary="List the languages")
     async def list_languages() -> Response:
         return JSONResponse(service.list_languages())
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="Whether the server runs")
     async def check_health() -> Response:
         return JSONResponse({"status": "ok"})
 
+    @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics", summary="Counters and histograms for Prometheus")
     async def report_metrics(request: Request) -> Response:
         check_key(request, request.query_params.get("api_key"))

@@ -8,6 +8,7 @@ import json
 import logging
 import resource
 import socket
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -28,6 +29,29 @@ GRACE_SECONDS = 25  # for the requests that have begun when the server ends; orc
 OTHER_FILES = 100  # descriptors of the process that are not connections
 
 
+class Transport:
+    """The transport of a connection, which is closed after the rest of a body that its client is still sending.
+
+    Closed before, it would be reset by what arrives, and the client may lose the response: those that ask for
+    `Connection: close`, as urllib and nginx do, would see a broken pipe instead of a 413 or 429.
+    """
+
+    def __init__(self, transport: Any, is_sending: Callable[[], bool]):
+        """is_sending: whether the client is"""
+        self._transport, self._is_sending, self._has_ended = transport, is_sending, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def close(self) -> None:
+        """End the response, and close when the client does; called again, close at once."""
+        if self._has_ended or not self._is_sending():
+            self._transport.close()
+        else:
+            self._has_ended = True
+            self._transport.write_eof()
+
+
 class Connection(H11Protocol):
     """A connection that is closed if its client is too slow, or if there are too many and it has waited longest.
 
@@ -40,7 +64,7 @@ class Connection(H11Protocol):
         self.waiting, self.most, self.discarded = waiting, most, 0
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        super().connection_made(Transport(transport, self.is_sending))  # pyright: ignore[reportArgumentType]
         # asyncio does this only if the listening socket names its protocol. Otherwise a body, which is written after
         # the headers, waits 40 ms for the client's delayed ACK of these.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -58,15 +82,20 @@ class Connection(H11Protocol):
         self._unset_keepalive_if_required()
 
     def data_received(self, data: bytes) -> None:
-        if self.cycle is not None and self.cycle.response_complete and self.conn.their_state is h11.SEND_BODY:
+        if self.is_sending() and self.cycle.response_complete:
             self.discarded += len(data)
             if self.discarded > DISCARDED_BYTES:
                 self.transport.abort()
+            if self.discarded > DISCARDED_BYTES or self.conn.our_state is h11.CLOSED:
                 return
         # Unlike uvicorn's, this does not stop the timer at the first byte: `handle_events` does after the headers.
         self.conn.receive_data(data)
         self.handle_events()
         self.update_waiting()
+
+    def is_sending(self) -> bool:
+        """Whether the client has not sent all of the body of a request."""
+        return self.cycle is not None and self.conn.their_state is h11.SEND_BODY
 
     def update_waiting(self) -> None:
         """Add the connection to those that wait for their clients, or remove it."""

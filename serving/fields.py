@@ -49,7 +49,11 @@ BODY_SCHEMA = {
 
 
 def parse_request(fields: dict[str, Any]) -> TranslationRequest:
-    """Check the types of the fields. Raises HTTPException naming the first that is missing or wrong."""
+    """Check the types of the fields. Raises HTTPException naming the first that is missing or wrong.
+
+    A field that is null or empty is not given, as in LibreTranslate: Mastodon sends null for a key that it lacks.
+    """
+    fields = {name: value for name, value in fields.items() if value not in (None, "")}
     for name in ("q", "source", "target"):
         if not fields.get(name):
             raise HTTPException(400, f"Invalid request: missing {name} parameter")

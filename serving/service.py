@@ -1,7 +1,7 @@
 """Answers a request for translations: check it, translate its texts in batches, return what it asks for."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import HTTPException
@@ -10,7 +10,6 @@ from vaswani_transformer.errors import InputError, escape_controls, one_line
 from vaswani_transformer.exit import print_error
 from vaswani_transformer.languages import name_languages, shorten_codes
 from vaswani_transformer.languages_vaswani_transformer import find_language
-from vaswani_transformer.search_vaswani_transformer import SearchSettings
 from vaswani_transformer.translator import Hypothesis, NotFiniteError, Translator, as_texts
 
 from .batches import BATCH_CHARACTERS, BATCH_CHARACTERS_ON_GPU, Batcher, QueueFullError
@@ -41,10 +40,9 @@ class Service:
         source: str,
         targets: Sequence[str],
         limits: Limits,
-        settings: SearchSettings,
         on_batch: Callable[[int, int, float], object],
     ):
-        self.translator, self.limits, self.settings = translator, limits, settings
+        self.translator, self.limits = translator, limits
         self.source, self.targets = source, targets
         cores = translator.count_cores()
         if cores is not None and cores > 1:
@@ -53,8 +51,7 @@ class Service:
         self.batcher = Batcher(self._find_hypotheses, limits.queue, on_batch, cores or 1, largest)
 
     def _find_hypotheses(self, texts: list[str], count: int, one_thread: bool) -> list[list[Hypothesis]]:
-        search = vars(replace(self.settings, num_return_sequences=count))
-        return self.translator.find_hypotheses(texts, one_thread=one_thread, **search)
+        return self.translator.find_hypotheses(texts, one_thread=one_thread, num_return_sequences=count)
 
     def list_languages(self) -> list[Answer]:
         source, *targets = shorten_codes([self.source, *self.targets])
@@ -82,10 +79,10 @@ class Service:
 
     def _check_limits(self, request: TranslationRequest, texts: list[str]) -> None:
         """Raise HTTPException for what the model or the limits do not allow."""
-        if request.alternatives >= self.settings.num_beams:
+        if request.alternatives >= self.translator.search.num_beams:
             raise HTTPException(
                 400, f"Invalid request: alternatives is {request.alternatives}; the limit is the number of beams minus "
-                f"1, {self.settings.num_beams - 1}"
+                f"1, {self.translator.search.num_beams - 1}"
             )  # fmt: skip
         if request.attention and (request.format == "html" or not hasattr(self.translator, "model")):
             raise HTTPException(400, "Invalid request: attention needs plain text and a server that runs torch")

@@ -51,6 +51,16 @@ def test_an_intact_folder_loads_as_it_was_saved(model_folder):
     assert load_tokenizer(model_folder, loaded.config).vocab_size == VOCABULARY
 
 
+def test_a_model_is_as_it_was_loaded_although_its_file_is_overwritten(folder):
+    model = load_model(folder, device="cpu")
+    with (folder / WEIGHTS).open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(size // 2)
+        file.write(bytes(size - size // 2))
+    for name, tensor in trained_model().state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+
+
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("what", ["empty", "truncated", "missing", "a folder"])
 def test_a_damaged_file_is_named(folder, file, what):

@@ -126,6 +126,14 @@ def test_json_forms_and_query_strings_have_the_same_fields(server, translator):
     assert [answer.json for answer in answers] == [{"translatedText": translator.translate(ENGLISH[1])[0]}] * 4
 
 
+def test_a_field_that_is_null_or_empty_is_not_given(server, translator):
+    """Mastodon sends null for a key that it lacks, and others an empty text."""
+    expected = {"translatedText": translator.translate(["The house."])[0]}
+    for nothing in (None, ""):
+        fields = dict.fromkeys(("api_key", "format", "alternatives", "scores", "attention"), nothing)
+        assert server.translate("The house.", **fields).json == expected
+
+
 def test_a_query_string_or_a_form_may_have_several_texts(server, translator):
     query = urllib.parse.urlencode([*LANGUAGES.items(), *(("q", text) for text in ENGLISH)])
     form = "application/x-www-form-urlencoded"
@@ -409,6 +417,14 @@ def test_unknown_paths_and_methods_are_errors_of_json(server):
     assert server.request("/translate").json == {"error": "Method Not Allowed"}
 
 
+def test_every_page_has_the_headers_that_monitors_ask_for(server):
+    for path in ("/health", "/languages", "/metrics", "/docs", "/openapi.json"):
+        connection = server.connect(f"HEAD {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n".encode())
+        head, _, body = receive(connection).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ") and body == b""
+    assert all("head" not in methods for methods in server.request("/openapi.json").json["paths"].values())
+
+
 def receive(connection: socket.socket) -> bytes:
     """Return what a server sends until it closes the connection, and close it here, too."""
     received = b""
@@ -439,6 +455,18 @@ def test_a_body_without_end_is_refused_and_the_connection_closed(server):
                 sent += len(chunk)
     with server.connect(head + b"content-length: 9999999999\r\n\r\n{}") as connection:
         assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_client_that_still_sends_its_body_gets_the_response(server, version):
+    """Also if it asks for the end of the connection, as urllib does, and nginx, which speaks HTTP/1.0."""
+    body = b"a" * 400_000
+    head = f"POST /translate HTTP/{version}\r\nhost: a\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    connection = server.connect(head.encode())
+    for start in range(0, len(body), 40_000):  # slower than the response
+        connection.sendall(body[start : start + 40_000])
+        time.sleep(0.02)
+    assert receive(connection).startswith(b"HTTP/1.1 413 ")
 
 
 # ---- one client does not affect others ---------------------------------------------------------------------------
@@ -596,7 +624,7 @@ def test_a_batch_is_limited_and_in_the_order_of_arrival():
 def test_batches_on_a_gpu_are_larger(translator, monkeypatch):
     for cores, largest in ((2, BATCH_CHARACTERS), (None, BATCH_CHARACTERS_ON_GPU)):
         monkeypatch.setattr(translator, "count_cores", lambda cores=cores: cores)
-        service = Service(translator, "en", ["de"], Limits(), translator.search, lambda *numbers: None)
+        service = Service(translator, "en", ["de"], Limits(), lambda *numbers: None)
         assert service.batcher.batch_characters == largest
 
 
@@ -828,6 +856,12 @@ def test_the_languages_of_a_strangers_model_are_printed_without_escapes(exported
     process.kill()
     process.communicate()
     assert first.startswith(r"en to \x1b]0;title\x07: <OnnxTranslator")
+
+
+def test_the_search_of_the_command_line_is_used_and_printed(exported):
+    with command(exported / "onnx", *STATED, "--num-beams", "2") as (address, _):
+        assert "beam 2, length penalty 0.6" in address.printed
+        assert "the number of beams minus 1, 1" in address.translate("a", alternatives=2).json["error"]
 
 
 @pytest.mark.parametrize("metadata", ["a: [", "a: " + "[" * 5000])

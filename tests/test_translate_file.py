@@ -18,8 +18,10 @@ from vaswani_transformer import Translator
 from vaswani_transformer.atomic import machine_id
 from vaswani_transformer.cli import main
 from vaswani_transformer.doubts import Doubt, find_reasons
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.lines import read_lines
 from vaswani_transformer.translate_file import claim_parts, translate_file
-from vaswani_transformer.translate_lines import append_report
+from vaswani_transformer.translate_lines import append_report, split_into_chunks
 from vaswani_transformer.unwrap import Copied, unwrap_lines
 
 LINES = 47
@@ -138,8 +140,24 @@ def test_any_function_may_translate_the_parts(tmp_path):
         for number, letters in chunks:
             yield [f"{number}{letter}\n".encode() for letter in letters]
 
-    translate_file(translate, enumerate(["ab", "c"]), tmp_path / "out", {})
+    text = write_lines(tmp_path / "text", ["a", "b", "c"])
+    translate_file(translate, enumerate(["ab", "c"]), text, tmp_path / "out", {})
     assert lines_of(tmp_path / "out") == ["0a", "0b", "1c"]
+
+
+@pytest.mark.parametrize("changed", ["a\nb\n", "a\nb\nc\nd\n", "a\nb\nx\n"])
+def test_a_text_that_changes_while_it_is_translated_is_refused(tmp_path, changed):
+    """The output would be the translation of neither text."""
+    text = write_lines(tmp_path / "text", ["a", "b", "c"])
+
+    def translate(chunks: Iterator[list[str]]) -> Generator[list[bytes]]:
+        for lines in chunks:
+            yield [f"{line}\n".encode() for line in lines]
+            text.write_text(changed)
+
+    with pytest.raises(InputError, match="text was changed while it was translated; remove .*out.parts"):
+        translate_file(translate, split_into_chunks(read_lines(text), 1), text, tmp_path / "out", {})
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_second_translation_to_one_file_is_refused(words, work, tmp_path, refused):

@@ -1,11 +1,13 @@
 """Workers: batches that are searched side by side give the same translations, in order, and stop at once."""
 
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from conftest import wait_until
 from saved_model import ENGLISH, GERMAN
 
 from vaswani_transformer import Translator
-from vaswani_transformer.errors import InputError
+from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.onnx_translator import OnnxSearch, OnnxTranslator
 
 TEXTS = [*ENGLISH, "", *GERMAN, " ".join(ENGLISH), "a", "日本語 🙂 1"]
@@ -143,6 +145,26 @@ def test_workers_share_one_session_with_one_thread(exported: Any) -> None:
     assert several._session_of_workers is shared
     one.translate(TEXTS, batch_tokens=SMALL, workers=2)
     assert one._session_of_workers is one.session
+
+
+def overwrite(path: Path) -> None:
+    path.write_bytes(path.read_bytes())
+
+
+def replace(path: Path) -> None:
+    os.replace(shutil.copy2(path, f"{path}.new"), path)
+
+
+@pytest.mark.parametrize("change", [overwrite, replace])
+def test_workers_do_not_load_a_graph_that_was_replaced(
+    exported: Any, tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    folder = Path(shutil.copytree(exported / "onnx", tmp_path / "onnx"))
+    translator = OnnxTranslator.from_pretrained(folder, "cpu", 2)
+    change(folder / "model.onnx")
+    with pytest.raises(BrokenFileError, match=r"model.onnx was replaced after it had been loaded"):
+        translator.translate(TEXTS, batch_tokens=SMALL)
+    assert translator.translate(ENGLISH[0])  # in the session that was loaded before
 
 
 @pytest.mark.parametrize("look_ahead", [False, True])

@@ -36,9 +36,10 @@ class Answer:
 
 @dataclass
 class Address:
-    """The port of a server on this machine."""
+    """The port of a server on this machine, and what the server printed when it started."""
 
     port: int
+    printed: str = ""
 
     def request(self, path: str, body: bytes | None = None, **headers: str) -> Answer:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -87,7 +88,7 @@ def started(
         for line in process.stderr:
             printed.append(line)
             if found := re.match(r"http://\S+:(\d+) ", line):
-                yield Address(int(found[1])), process
+                yield Address(int(found[1]), "".join(printed)), process
                 break
         else:
             pytest.fail("".join(printed))
@@ -110,7 +111,7 @@ def in_thread(
     """
     limits = limits or Limits()
     of_server = {name: options.pop(name) for name in ("most", "header_seconds") if name in options}
-    app = create_app(translator, source, targets, limits, translator.search, **options)
+    app = create_app(translator, source, targets, limits, **options)
     server = create_server(app, most_bytes(limits.characters), **of_server)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],))

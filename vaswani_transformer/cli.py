@@ -19,7 +19,6 @@ from . import __version__
 from .atomic import atomic_folder, check_new_folder
 from .errors import InputError
 from .exit import exit_cleanly
-from .files import files_sha256
 from .hub_files import check_folder
 from .lines import (
     check_file,
@@ -298,9 +297,9 @@ def translate(
         about = settings | {
             "dtype": dtype, "precision": precision, "chunk_lines": chunk_lines, "unwrap": unwrap, "scores": scores,
             "alignments": alignments, "report": report, "warn_ratio": warn_ratio, "version": __version__,
-            "model": model_sha256(translator.folder), "input": files_sha256(Path(input)), "backend": backend,
+            "model": model_sha256(translator.folder), "backend": backend,
         }  # fmt: skip
-        translate_file(translate_chunks, chunks, Path(output), about)
+        translate_file(translate_chunks, chunks, Path(input), Path(output), about)
     else:
         with open_output(output) as out, closing(translate_chunks(chunks)) as translated:
             for chunk in translated:

@@ -51,6 +51,8 @@ def load_model(
         tensors = load_tensors(file)
         if twice := weights.keys() & tensors.keys():
             raise BrokenFileError(f"{file} holds {enumerate_names(sorted(twice))}, which another file holds as well")
+        if device.type == "cpu":  # else the tensors stay the mapped file, which may be overwritten or become shorter
+            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         weights |= tensors
     assign_weights(model, weights, find_weights(folder.path))
     if dtype is not None:

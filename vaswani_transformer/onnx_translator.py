@@ -45,6 +45,7 @@ class OnnxTranslator(Translator):
         self.session, self.folder = session, folder.path
         self.load_arguments = folder.path.absolute(), device, threads, precision
         self.graph = (folder.path / onnx_file_name(precision)).absolute()
+        self.version = file_version(self.graph)
         self._session_of_workers: Any = None
         self._lock = Lock()  # for its loading
         self.has_repetition, self.vocabulary = has_repetition(session), folder.config["vocab_size"]
@@ -142,12 +143,16 @@ class OnnxTranslator(Translator):
     def _one_thread_session(self) -> Any:
         """Return a session whose operators use one thread, which the workers share.
 
-        It is the session itself if that has one thread or is on a GPU.
+        It is the session itself if that has one thread or is on a GPU. Raises BrokenFileError if the graph has been
+        replaced since: some texts would be translated by another model.
         """
         with self._lock:
             if self._session_of_workers is None:
                 is_one = self.count_cores() in (None, 1)
-                self._session_of_workers = self.session if is_one else load_session(self.graph, "cpu", 1)
+                session = self.session if is_one else load_session(self.graph, "cpu", 1)
+                if not is_one and file_version(self.graph) != self.version:
+                    raise BrokenFileError(f"{self.graph} was replaced after it had been loaded; load the model again")
+                self._session_of_workers = session
         return self._session_of_workers
 
 
@@ -275,6 +280,16 @@ def files_of_export(precision: str | None) -> list[str]:
     return [f"{ONNX}/{pattern}" for pattern in (name, f"{name}.data", "*.json")]
 
 
+def graph_files(graph: Path) -> list[Path]:
+    """Return the files of a graph: its own, and that of its weights if they do not fit into it."""
+    return [graph, *graph.parent.glob(f"{glob.escape(graph.name)}.data")]
+
+
+def file_version(graph: Path) -> list[tuple[int, int, int]]:
+    """Return what changes when a file of a graph is replaced or overwritten."""
+    return [(found.st_ino, found.st_size, found.st_mtime_ns) for found in map(os.stat, graph_files(graph))]
+
+
 def load_session(path: Path, device: str | None, threads: int | None) -> Any:
     """Load the graph on a device; None: CUDA if it works, else the CPU.
 
@@ -290,7 +305,7 @@ def load_session(path: Path, device: str | None, threads: int | None) -> Any:
             f"there is {others}" if others else "`vaswani-transformer export onnx MODEL NEW_FOLDER` writes model.onnx"
         )
         raise BrokenFileError(f"{path}: no such file; {remedy}")
-    for file in (path, *path.parent.glob(f"{glob.escape(path.name)}.data")):
+    for file in graph_files(path):
         check_readable(file)
     providers = execution_providers(device)
     on_cuda = len(providers) > 1

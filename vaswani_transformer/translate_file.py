@@ -27,16 +27,19 @@ Item = TypeVar("Item")  # a chunk of lines
 def translate_file(
     translate: Callable[[Iterator[Item]], Generator[list[bytes]]],
     chunks: Iterable[Item],
+    text: Path,
     output: Path,
     about: dict[str, Any],
 ) -> None:
     """Translate the chunks of a file, or resume their translation.
 
     translate: yields the lines of output of each chunk
-    about: what determines the translations: the text, its division into chunks, the model, settings
-    Raises InputError if OUTPUT.parts holds parts of another translation.
+    chunks: of the lines of the file `text`
+    about: what else determines the translations: the division into chunks, the model, settings
+    Raises InputError if OUTPUT.parts holds parts of another translation, or the text changes meanwhile.
     """
     folder = output.with_name(f"{output.name}.parts")
+    about = about | {"input": files_sha256(text)}
     with claim_parts(folder, about):
         parts: list[Path] = []
         missing: deque[Path] = deque()  # parts that are being translated
@@ -48,6 +51,8 @@ def translate_file(
                 if not is_whole(part):
                     missing.append(part)
                     yield chunk
+            if files_sha256(text) != about["input"]:
+                raise InputError(f"{text} was changed while it was translated; remove {folder} and translate it again")
 
         with closing(translate(read_missing())) as translated:
             for lines in translated:

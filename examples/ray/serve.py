@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import BaseModel
 from ray import serve
 
-from vaswani_transformer import SearchSettings, Translator
+from vaswani_transformer import Translator
 from vaswani_transformer.programs import import_program
 
 # Above this number of requests at a time in each replica, which fill its batches, Serve starts another one.
@@ -44,8 +44,7 @@ def create_app(arguments: Arguments):
     recorded = main.read_recorded_languages(arguments.model, None, Path(arguments.model))
     given = arguments.source_language, arguments.target_language
     languages = main.choose_languages(translator, arguments.model, recorded, *given)
-    settings: SearchSettings = translator.change_search()
-    return app.create_app(translator, *languages, service.Limits(), settings, os.environ.get("VASWANI_API_KEY"))
+    return app.create_app(translator, *languages, service.Limits(), os.environ.get("VASWANI_API_KEY"))
 
 
 def build(arguments: Arguments) -> serve.Application:

@@ -27,7 +27,6 @@ from ray.exceptions import RayTaskError
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
-from vaswani_transformer.files import files_sha256
 from vaswani_transformer.hub_files import check_folder, is_repository
 from vaswani_transformer.lines import check_file, read_lines, remove_line_breaks
 from vaswani_transformer.options import TargetLanguage
@@ -100,10 +99,10 @@ def translate(
     def read(path: Path) -> Iterator[str]:
         return read_column(path, column) if path.suffix == ".parquet" else read_lines(path)
 
-    about = {"model": identity, "input": files_sha256(input), "chunk_lines": chunk_lines, "column": column}
+    about = {"model": identity, "chunk_lines": chunk_lines, "column": column}
     chunks = enumerate(split_into_chunks(read(input), chunk_lines))
     numbered = ((lines, 1 + index * chunk_lines) for index, lines in chunks)
-    translate_file(translate_chunks, numbered, output, about | options | search)
+    translate_file(translate_chunks, numbered, input, output, about | options | search)
 
 
 def wait_for(found: ray.ObjectRef) -> list[bytes]:
