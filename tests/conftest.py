@@ -48,6 +48,8 @@ FIRST = [
     "test_cli.py",
     "test_package.py",
     "test_translator.py",
+    "test_serve.py",
+    "test_translate_file.py",
 ]
 
 
