@@ -19,6 +19,7 @@ from .metrics import peak_flop_rate, time_calls
 from .model import check_model_fields, make_model, model_config
 from .parallel_text import open_training_and_validation
 from .recipe import BatchSettings, Recipe, Settings
+from .recipe_options import say_once
 from .report import SHARES
 from .schedule import total_steps
 from .tokenizer import load_tokenizers, sizes_and_ids
@@ -32,7 +33,7 @@ def measure(
     Measured on micro-batches of the recipe's size with sentences of 25 random tokens.
     """
     device = machine.this_device()
-    precision = machine.choose_precision(settings.hardware.mixed_precision, {})
+    precision = machine.choose_precision(settings.hardware.mixed_precision, {}, say_once)
     machine.check_precision(precision, device)
     model, _ = make_model(settings.model, settings.hardware, config, device, settings.run.seed, mean_length=25)
     cast(torch.nn.Module, model).to(device)

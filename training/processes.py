@@ -20,6 +20,7 @@ from vaswani_transformer.exit import print_error
 
 from .machine import choose_precision, this_device
 from .recipe import differences, nearest
+from .recipe_options import say_once
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # a process that hangs in a step ends the run
 # By which Accelerate decides whether there are several processes, and those by which torch finds them.
@@ -45,7 +46,7 @@ def make_accelerator(
             accelerator = Accelerator(
                 # Explicit, or Accelerate starts several processes without a GPU as independent runs.
                 cpu=not torch.accelerator.is_available(),
-                mixed_precision=choose_precision(mixed_precision, saved),
+                mixed_precision=choose_precision(mixed_precision, saved, say_once),
                 log_with=[LoggerType(name) for name in trackers] or None,
                 project_dir=output,
                 kwargs_handlers=[

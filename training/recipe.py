@@ -222,7 +222,8 @@ class HardwareSettings(BaseModel):
     )
     mixed_precision: Precision | None = Field(
         None,
-        description="Mixed precision; null: that of `accelerate launch`, or bf16 on a GPU that supports it.",
+        description="Mixed precision; null: that of `accelerate launch`, or bf16 on a GPU. Hardware that would emulate "
+        "bfloat16 trains in float32 instead.",
     )
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field(
         "auto",
