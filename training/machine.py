@@ -83,15 +83,16 @@ def autocast_dtype(precision: str | None) -> torch.dtype | None:
 def choose_precision(wanted: str | None, saved: Mapping[str, Any], say: Callable[[str], None]) -> str | None:
     """Return the mixed precision to ask Accelerate for; None keeps that of `accelerate launch`, or float32.
 
-    The recipe decides first, then `accelerate launch`, then the resumed run; a new run on a GPU with bf16 uses it.
+    The recipe decides first, then `accelerate launch`, then the resumed run; a new run on a GPU uses bf16.
     Float32 replaces bf16 where it would be emulated: with AVX2 alone, torch 2.13 takes 32 times as long for a step.
     """
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION") if LAUNCHED not in os.environ else None
     if wanted is None and launched is None and not is_initialized():
-        wanted = saved.get("mixed_precision", "bf16" if this_device().type == "cuda" and has_bfloat16() else None)
+        wanted = saved.get("mixed_precision", "bf16" if this_device().type == "cuda" else None)
     asked = launched if wanted is None else wanted
     if asked == "bf16" and not has_bfloat16():
-        say("mixed_precision bf16: this hardware has no products of bfloat16 and would be slow; training in float32")
+        faster = "; --mixed_precision fp16 is faster" if this_device().type == "cuda" else ""
+        say(f"this hardware would have to emulate bf16, which is slow, so training uses float32{faster}")
         return "no"
     return wanted
 
