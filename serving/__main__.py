@@ -16,9 +16,17 @@ from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.hub_files import download, is_repository
 from vaswani_transformer.languages import read_languages, shorten_codes
 from vaswani_transformer.languages_vaswani_transformer import NAMES, find_language, split_code
-from vaswani_transformer.model_argument import find_model_and_backend
 from vaswani_transformer.model_folder import CARD
-from vaswani_transformer.options import Backend, Device, Dtype, LengthPenalty, Model, NumBeams, Revision
+from vaswani_transformer.options import (
+    Backend,
+    Device,
+    Dtype,
+    LengthPenalty,
+    Model,
+    NumBeams,
+    Revision,
+    find_model_and_backend,
+)
 from vaswani_transformer.translator import Translator
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -14,8 +14,7 @@ from tiny_models import ModelMaker, padded, random_sentences
 from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_split_folder
 from conversion.onnx.split import FirstDecoder, NextDecoder
-from conversion.onnx.verify import cross_attentions
-from conversion.onnx.verify_split import verify_split
+from conversion.onnx.verify import cross_attentions, verify_split
 from vaswani_transformer.beam_search import MASKED
 from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.loading import load_model

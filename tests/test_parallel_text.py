@@ -15,9 +15,14 @@ import pytest
 from conftest import ENVIRONMENT
 from saved_model import ENGLISH, GERMAN
 
-from training.capitals import write_capitals, write_title_case
 from training.corpus import load_corpus
-from training.parallel_text import open_texts, open_training_and_validation, read_sentences
+from training.parallel_text import (
+    open_texts,
+    open_training_and_validation,
+    read_sentences,
+    write_capitals,
+    write_title_case,
+)
 from training.recipe import load_recipe
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.languages_vaswani_transformer import find_language

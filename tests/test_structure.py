@@ -63,7 +63,7 @@ def test_the_docstring_of_a_folder_names_its_files(folder):
     [
         "conversion.options",
         "conversion.rename",
-        "training.columns",
+        "training.tables",
         "vaswani_transformer.configuration_vaswani_transformer",
         "vaswani_transformer.search_vaswani_transformer",
         "vaswani_transformer.sentences_vaswani_transformer",

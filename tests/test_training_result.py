@@ -23,7 +23,7 @@ from training.schedule import total_steps
 from training.scores import corpus_bleu
 from vaswani_transformer import TorchTranslator, Translator
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
-from vaswani_transformer.model_argument import locate_model
+from vaswani_transformer.options import locate_model
 
 
 def test_the_model_is_the_average_of_the_last_checkpoints(uninterrupted):

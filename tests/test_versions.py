@@ -9,10 +9,10 @@ from packaging.version import Version
 
 from training.recipe import load_recipe
 from training.train import train
-from vaswani_transformer import tried_versions
+from vaswani_transformer import doctor
 from vaswani_transformer.cli import main
+from vaswani_transformer.doctor import NEWEST_TRIED, untried_versions_warning
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.tried_versions import NEWEST_TRIED, untried_versions_warning
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,14 +29,14 @@ def test_the_newest_tried_versions_are_those_of_the_constraints() -> None:
 def test_a_newer_version_is_named(monkeypatch: pytest.MonkeyPatch, tried: str, is_named: bool) -> None:
     installed = version("transformers")
     newest = {"transformers": installed if tried == "installed" else tried, "a-package-that-is-not-installed": "1"}
-    monkeypatch.setattr(tried_versions, "NEWEST_TRIED", newest)
+    monkeypatch.setattr(doctor, "NEWEST_TRIED", newest)
     warning = untried_versions_warning()
     assert (warning is not None) == is_named
     assert warning is None or f"transformers {installed} (tried: up to 5.16)" in warning
 
 
 def test_doctor_and_a_run_begin_with_the_warning(monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> None:
-    monkeypatch.setattr(tried_versions, "NEWEST_TRIED", {"transformers": "5.16"})
+    monkeypatch.setattr(doctor, "NEWEST_TRIED", {"transformers": "5.16"})
     warning = untried_versions_warning()
     main(["doctor"])
     assert capsys.readouterr().out.splitlines()[1] == warning

@@ -2,8 +2,8 @@
 
     recipe.py        the settings of a run, from a YAML file and options, divided into the settings of each part
     -> train.py      the run: builds the parts below, then takes steps, validates and saves
-    text             parallel_text.py (formats; tables.py, tmx.py, columns.py, capitals.py) -> tokenizer.py
-                     -> corpus.py (tokenised, memory-mapped)
+    text             parallel_text.py (formats; tables.py, tmx.py) -> tokenizer.py -> corpus.py
+                     (tokenised, memory-mapped)
     steps            batches.py, model.py (fsdp.py), loss.py, schedule.py -> step.py
     the run's folder run_folder.py, checkpoints.py (tensors.py), final_model.py; stopping.py, report.py, metrics.py
     machine          processes.py: Accelerate's set-up; machine.py: settings that depend on the hardware

@@ -24,7 +24,6 @@ from vaswani_transformer.lines import (
     refuse_same_file,
     remove_line_breaks,
 )
-from vaswani_transformer.model_argument import find_model_and_backend
 from vaswani_transformer.options import (
     Backend,
     BatchTokens,
@@ -37,10 +36,11 @@ from vaswani_transformer.options import (
     Revision,
     TargetLanguage,
     Workers,
+    find_model_and_backend,
 )
 from vaswani_transformer.training_run import RECORD, follow_pointer, read_run
 
-from .columns import is_language
+from .tables import is_language
 
 if TYPE_CHECKING:
     from .recipe import Recipe

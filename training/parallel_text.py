@@ -11,6 +11,7 @@ from zlib import crc32
 
 from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.files import files_sha256
+from vaswani_transformer.languages_vaswani_transformer import split_code
 from vaswani_transformer.lines import (
     BYTE_ORDER_MARK,
     check_first_line,
@@ -21,10 +22,19 @@ from vaswani_transformer.lines import (
 )
 
 from . import demo_corpus
-from .capitals import write_capitals, write_title_case
-from .columns import Columns, find_columns, find_languages, is_name_of, missing_language
 from .recipe import EMBEDDED, TextSettings
-from .tables import Row, describe_table, have_columns, is_quoted, read_rows
+from .tables import (
+    Columns,
+    Row,
+    describe_table,
+    find_columns,
+    find_languages,
+    have_columns,
+    is_name_of,
+    is_quoted,
+    missing_language,
+    read_rows,
+)
 from .tmx import read_units
 
 CHUNK = 8192  # pairs in memory at a time
@@ -125,6 +135,31 @@ def _with_capitals(text: ParallelText, share: float, languages: tuple[str, str])
 
     name = f"{text.name} and {share:g} in capitals"
     return ParallelText(name, pairs, lambda: f"{text.fingerprint()} capitals {share} {languages}")
+
+
+# Words with these characters are tags, placeholders or addresses: <2de>, {name}, __NUM__, a.b@c.org, https://a.org
+UNCHANGED = re.compile(r"\S*[<>{}_@\\/]\S*")
+WORD = re.compile(r"\S+")
+ANY, FIRST_LETTER = re.compile(r".+"), re.compile(r"^\W*\w")
+WITH_DOTTED_I = ("az", "tr")
+
+
+def write_capitals(text: str, language: str) -> str:
+    """Write a sentence in capitals, except its tags and addresses."""
+    return WORD.sub(lambda word: _change_case(word[0], ANY, language), text)
+
+
+def write_title_case(text: str, language: str) -> str:
+    """Write a sentence in title case, as in headlines."""
+    return WORD.sub(lambda word: _change_case(word[0], FIRST_LETTER, language), text)
+
+
+def _change_case(word: str, part: re.Pattern[str], language: str) -> str:
+    """Return a word with a part of it in capitals."""
+    if UNCHANGED.fullmatch(word):
+        return word
+    dotted = split_code(language)[0] in WITH_DOTTED_I
+    return part.sub(lambda match: (match[0].replace("i", "İ") if dotted else match[0]).upper(), word, count=1)
 
 
 def join_lines(text: str | None) -> str:

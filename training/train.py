@@ -13,11 +13,11 @@ from accelerate.utils import TorchDynamoPlugin, broadcast_object_list
 from transformers.utils import logging as transformers_logging
 
 from vaswani_transformer.atomic import remove
+from vaswani_transformer.doctor import untried_versions_warning
 from vaswani_transformer.files import read_json_object, write_json
 from vaswani_transformer.hub_files import find_folder
 from vaswani_transformer.model_folder import MANIFEST
 from vaswani_transformer.training_run import RECORD
-from vaswani_transformer.tried_versions import untried_versions_warning
 
 from . import fsdp, machine
 from .batches import InputPipeline, RunBatches, batch_by_length

@@ -19,9 +19,8 @@ tokenization.py                   trains a tokenizer
 model_folder.py, loading.py       read and check a model folder; tokenizer_files.py: its tokenizers, tokenizer_steps.py:
                                   what their steps may do; files.py: single files; hub_files.py downloads a folder;
                                   languages.py: the languages that its records name; atomic.py writes files and folders
-cli.py, options.py                the commands; model_argument.py: the MODEL of each; `translate`: unwrap.py,
-                                  translate_lines.py, in parts translate_file.py; programs.py, doctor.py,
-                                  tried_versions.py
+cli.py, options.py                the commands, and the MODEL of each; `translate`: unwrap.py,
+                                  translate_lines.py, in parts translate_file.py; programs.py, doctor.py
 errors.py, exit.py, lines.py      errors and exit codes; text files and pipes
 registration.py                   the model's entries in transformers' Auto classes
 attention_maps.py, pictures.py    figures; alignments.py: word alignments by attention;

@@ -29,7 +29,6 @@ from .lines import (
     read_parallel_lines,
     refuse_same_file,
 )
-from .model_argument import find_model, find_model_and_backend
 from .model_folder import choose_backend
 from .options import (
     Backend,
@@ -43,6 +42,8 @@ from .options import (
     Revision,
     TargetLanguage,
     Workers,
+    find_model,
+    find_model_and_backend,
 )
 from .programs import import_program
 from .translate_file import model_sha256, translate_file

@@ -8,16 +8,41 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+from packaging.version import Version
 
 from . import __version__
+from .configuration_vaswani_transformer import NEWEST_TRANSFORMERS
 from .languages import read_languages
 from .model_folder import EXPORT_RECORD, MANIFEST, verify_manifest
 from .programs import program_name
 from .translator import Translator
-from .tried_versions import untried_versions_warning
 
 # They change devices, threads or downloads, and hold no secrets.
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "ORT_DISABLE_TELEMETRY")
+# The newest versions of other packages with which all tests have passed; the ranges in pyproject.toml are open.
+# As in constraints.txt, or newer for torch.
+NEWEST_TRIED = {
+    "torch": "2.15.0",
+    "transformers": NEWEST_TRANSFORMERS,
+    "tokenizers": "0.23.3",
+    "accelerate": "1.15.0",
+    "onnx": "1.23.2",
+    "onnxruntime": "1.32.0",
+    "onnxscript": "0.7.2",
+}
+
+
+def untried_versions_warning() -> str | None:
+    """Return a line that names the installed packages that are newer than the newest that was tried, or None."""
+    untried = []
+    for package, newest in NEWEST_TRIED.items():
+        try:
+            installed = version(package)
+        except PackageNotFoundError:
+            continue
+        if Version(installed).release > Version(newest).release:
+            untried.append(f"{package} {installed} (tried: up to {newest})")
+    return f"warning: not tried with this version of vaswani-transformer: {', '.join(untried)}" if untried else None
 
 
 def describe_version(package: str) -> str:

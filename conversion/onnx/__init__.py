@@ -8,7 +8,7 @@ as_marian.py        arrange these for transformers.js and Optimum
 triton.py           arrange the single graph for Triton Inference Server
 quantize.py         quantize weights and activations to int8
 tokenizer/          model_text.onnx, with the tokenizer inside
-verify.py           compare the single graph with torch; verify_split.py compares the split layout
+verify.py           compare the single graph and the split layout with torch
 verify_text.py      time real sentences, and compare model_text.onnx with the tokenizers library
 readme.py           write the README.md of an export
 

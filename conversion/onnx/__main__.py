@@ -11,8 +11,7 @@ from vaswani_transformer.atomic import check_new_folder
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.lines import check_file
-from vaswani_transformer.model_argument import find_model
-from vaswani_transformer.options import DryRun, Model, Revision
+from vaswani_transformer.options import DryRun, Model, Revision, find_model
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -27,8 +27,7 @@ from .single_graph import default_inputs, export_single_graph
 from .split import export_split
 from .tokenizer import add_tokenizer, load_text_tokenizer
 from .triton import arrange_for_triton
-from .verify import verify
-from .verify_split import verify_split
+from .verify import verify, verify_split
 from .verify_text import time_sentences, tokenize_sentences, verify_text
 
 # Bytes of weights in one file. Protobuf limits a message to 2 GiB, the graph included.

@@ -22,9 +22,8 @@ import numpy as np
 import torch
 from attention import KINDS, Attention, compute_attention
 from equation import equation
-from heat_map import MEAN, heat_map
+from heat_map import MEAN, diverging, heat_map
 from huggingface_hub import ModelCard, constants
-from images import diverging
 from transformers import pipeline
 from transformers.utils.hub import cached_file
 

@@ -4,8 +4,7 @@ import html
 
 import numpy as np
 from attention import KINDS, Attention
-from heat_map import MEAN
-from images import diverging
+from heat_map import MEAN, diverging
 
 ROWS_ARE_KEYS = ("K", "V")
 MASKED = "future positions masked"

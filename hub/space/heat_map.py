@@ -1,12 +1,15 @@
 """The heat map of one attention head as an HTML table, which heat_map.js makes navigable by keyboard and pointer."""
 
+import base64
 import html
+import io
 
 import numpy as np
 from attention import KINDS, Attention
-from images import png
+from PIL import Image
 
 MEAN = "mean"  # chosen in place of a head
+RED, BLUE, WHITE, GREY = (np.array(colour) for colour in ((178, 24, 43), (33, 102, 172), (255, 255, 255), (160,) * 3))
 
 
 def heat_map(attention: Attention, title: str, layer: int, head: int | str) -> str:
@@ -53,3 +56,20 @@ def thumbnails(weights: np.ndarray, chosen: int | str) -> str:
         f"<span style=\"--weights:url('{picture}')\"></span><figcaption>head {head}</figcaption></figure>"
         for head, picture in enumerate(pictures, start=1)
     )
+
+
+# ---- matrices as pictures -------------------------------------------------------------------------------------------
+
+
+def png(pixels: np.ndarray, mode: str) -> str:
+    """Return pixels, (height, width, channels of PIL's mode) from 0 to 255, as a data: URL."""
+    file = io.BytesIO()
+    Image.fromarray(pixels.astype(np.uint8), mode).save(file, "png")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def diverging(values: np.ndarray, largest: float) -> str:
+    """Return a matrix as a data: URL of a picture: `largest` is red, zero white, -largest blue, -infinity grey."""
+    share = np.where(np.isfinite(values), values / largest, 0)[..., None]
+    pixels = WHITE + np.abs(share) * (np.where(share > 0, RED, BLUE) - WHITE)
+    return png(np.where(np.isfinite(values)[..., None], pixels, GREY), "RGB")
