@@ -82,6 +82,7 @@ async def read_fields(request: Request, limit: int) -> dict[str, Any]:
         fields = collect_texts(parse_pairs(request.scope["query_string"]))
         async with asyncio.timeout(BODY_SECONDS):
             if kind == MULTIPART:
+                (await request.body()).decode()  # Starlette reads bytes that are not UTF-8 as Latin-1
                 fields |= collect_texts((await request.form(max_files=0)).multi_items())
             elif body := await request.body():
                 fields |= collect_texts(parse_pairs(body)) if kind == URLENCODED else parse_json(body)

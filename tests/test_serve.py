@@ -144,6 +144,10 @@ def test_a_query_string_or_a_form_may_have_several_texts(server, translator):
 def test_forms_and_query_strings_are_text_in_utf_8_escaped_or_plain(server):
     """`curl -d 'q=Größe'` escapes nothing; Latin-1 would be another text."""
     fields, form = "source=en&target=de&q=", "application/x-www-form-urlencoded"
+    part = '--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
+    parts = "".join(part % pair for pair in (*LANGUAGES.items(), ("q", "42 €"))) + "--x--\r\n"
+    multipart = "multipart/form-data; boundary=x"
+    assert server.post(parts.encode(), multipart).json == {"translatedText": "42 €"}
     answers = [
         server.post(f"{fields}42 €".encode(), form),
         server.post(f"{fields}{urllib.parse.quote('42 €')}".encode(), f"{form}; charset=UTF-8"),
@@ -154,8 +158,9 @@ def test_forms_and_query_strings_are_text_in_utf_8_escaped_or_plain(server):
         server.post(f"{fields}42 ß".encode("latin-1"), form),
         server.post(f"{fields}42 %DF".encode(), f"{form}; charset=iso-8859-1"),
         server.request(f"/translate?{fields}42%DF", b""),
+        server.post(parts.replace("€", "ß").encode("latin-1"), multipart),
     ]
-    assert [(answer.status, "send it as UTF-8" in answer.json["error"]) for answer in refused] == [(400, True)] * 3
+    assert [(answer.status, "send it as UTF-8" in answer.json["error"]) for answer in refused] == [(400, True)] * 4
 
 
 def test_alternatives_and_scores_are_those_of_the_translator(server, translator):

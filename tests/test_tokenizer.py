@@ -256,6 +256,8 @@ def test_a_corpus_without_text_is_refused(texts, named):
         (b"fine\nb\xe4d\n", r"corpus line 2: byte 0xe4 at column 2 is not UTF-8.*CP1252"),
         ("\ufefffine".encode("utf-16-le"), r"corpus line 1: not UTF-8, looks like UTF-16; convert it: iconv -f UTF-16"),
         ("fine\n".encode("utf-16-be"), r"corpus line 1: not UTF-8, looks like UTF-16"),
+        (gzip.compress(b"fine\n"), r"corpus is compressed by gzip; decompress it, or compress it by gzip as NAME.gz"),
+        (b"PK\3\4\n", r"corpus is a workbook or a zip archive, not text"),
         (b"one\rtwo\rthree\r", r"corpus has 2 carriage returns and no line feed; convert it: tr"),
     ],
 )
@@ -263,6 +265,11 @@ def test_text_that_would_be_read_wrongly_is_refused(tmp_path, content, named):
     (tmp_path / "corpus").write_bytes(content)
     with pytest.raises(InputError, match=named):
         list(read_lines(tmp_path / "corpus"))
+
+
+def test_the_name_of_a_gene_is_no_magic_number(tmp_path):
+    (tmp_path / "corpus").write_text("PAR1 is a receptor.\n")
+    assert list(read_lines(tmp_path / "corpus")) == ["PAR1 is a receptor."]
 
 
 @pytest.mark.parametrize(

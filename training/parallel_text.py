@@ -38,8 +38,6 @@ from .tables import (
 from .tmx import read_units
 
 CHUNK = 8192  # pairs in memory at a time
-COMPRESSED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"BZh91AY&SY": "bzip2"}  # by magic
-BINARY = {b"PK\3\4": "a workbook or a zip archive", b"\xd0\xcf\x11\xe0": "a workbook", b"PAR1": "Parquet"}
 HELD_OUT_EVERY, HELD_OUT_MOST = 50, 2000  # pairs, if there is no validation text
 
 
@@ -315,12 +313,6 @@ def _blocks(path: Path) -> Iterator[list[str]]:
         lines = split_lines(file, str(path))
         while block := list(islice(lines, CHUNK)):
             if read == 0:
-                if kind := next((BINARY[mark] for mark in BINARY if block[0].startswith(mark)), None):
-                    raise InputError(f"{path} is {kind}, not text; export it as CSV in UTF-8, or as JSON lines")
-                if kind := next((COMPRESSED[mark] for mark in COMPRESSED if block[0].startswith(mark)), None):
-                    raise InputError(
-                        f"{path} is compressed by {kind}; decompress it, or compress it by gzip as NAME.gz"
-                    )
                 check_first_line(block[0], str(path))
                 block[0] = block[0].removeprefix(BYTE_ORDER_MARK)
             try:

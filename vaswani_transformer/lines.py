@@ -21,6 +21,9 @@ from .errors import FULL_DISK, BrokenFileError, InputError, name_in_errors
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+COMPRESSED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"BZh91AY&SY": "bzip2"}  # by magic
+# PAR1 alone may be a text's first word: it is the name of a gene.
+BINARY = {b"PK\3\4": "a workbook or a zip archive", b"\xd0\xcf\x11\xe0": "a workbook", b"PAR1\x15": "Parquet"}
 # Bytes. A small .gz may hold gigabytes, which are one line if they have no line breaks.
 LONGEST_LINE = 20_000_000
 
@@ -41,7 +44,14 @@ def decode_line(raw: bytes, name: str, number: int) -> str:
 
 
 def check_first_line(raw: bytes, name: str) -> None:
-    """Raise InputError if a file is UTF-16, or has carriage returns as its only line ends.  raw: its first line"""
+    """Raise InputError if a file is compressed, no text, UTF-16, or has carriage returns as its only line ends.
+
+    raw: its first line
+    """
+    if kind := next((BINARY[mark] for mark in BINARY if raw.startswith(mark)), None):
+        raise InputError(f"{name} is {kind}, not text; export it as CSV in UTF-8, or as JSON lines")
+    if kind := next((COMPRESSED[mark] for mark in COMPRESSED if raw.startswith(mark)), None):
+        raise InputError(f"{name} is compressed by {kind}; decompress it, or compress it by gzip as NAME.gz")
     if raw.startswith(UTF_16_MARKS) or raw.count(0) > max(1, len(raw) // 4):
         raise InputError(f"{name} line 1: not UTF-8, looks like UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
     returns = raw.rstrip(b"\r").count(b"\r")
