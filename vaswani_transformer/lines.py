@@ -21,7 +21,8 @@ from .errors import FULL_DISK, BrokenFileError, InputError, name_in_errors
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-COMPRESSED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"BZh91AY&SY": "bzip2"}  # by magic
+COMPRESSED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}  # by their first bytes
+COMPRESSED |= {b"BZh%d1AY&SY" % level: "bzip2" for level in range(1, 10)}
 # PAR1 alone may be a text's first word: it is the name of a gene.
 BINARY = {b"PK\3\4": "a workbook or a zip archive", b"\xd0\xcf\x11\xe0": "a workbook", b"PAR1\x15": "Parquet"}
 # Bytes. A small .gz may hold gigabytes, which are one line if they have no line breaks.
