@@ -470,6 +470,15 @@ def test_weights_in_several_files_load(folder):
     assert "two.safetensors: no such file" in refusal(folder)
 
 
+def test_weights_saved_in_parts_beside_an_older_file_are_not_ignored(folder):
+    trained_model().save_pretrained(folder, max_shard_size="60KB")
+    assert f"{folder} holds two models, {WEIGHTS} and model-00001-of-" in refusal(folder)
+    (folder / WEIGHTS).unlink()
+    load_model(folder, device="cpu")
+    trained_model().save_pretrained(folder)  # removes the parts and leaves their index
+    load_model(folder, device="cpu")
+
+
 @pytest.mark.parametrize(("file", "found"), [(WEIGHTS, "Model.safetensors"), ("config.json", "CONFIG.JSON")])
 def test_a_file_whose_name_differs_by_case_is_named(folder, file, found):
     (folder / file).rename(folder / found)

@@ -171,10 +171,16 @@ def find_weights(folder: Path) -> Path:
 def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a folder.
 
-    Raises InputError if there are only pickles, BrokenFileError if files are missing, unreadable or outside the folder.
+    Raises InputError if there are only pickles, BrokenFileError if files are missing, unreadable or outside the folder,
+    or if there are both model.safetensors and the parts of a model.
     """
     if os.path.lexists(folder / WEIGHTS):
         check_readable(folder / WEIGHTS)
+        # save_pretrained() leaves an older file beside the several that it writes, and transformers then reads that.
+        if parts := sorted(file.name for file in folder.glob("model-*-of-*.safetensors")):
+            raise BrokenFileError(
+                f"{folder} holds two models, {WEIGHTS} and {enumerate_names(parts)}; remove the files of one of them"
+            )
         return [folder / WEIGHTS]
     if not os.path.lexists(folder / INDEX):
         pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
