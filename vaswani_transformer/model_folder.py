@@ -185,7 +185,10 @@ def weight_files(folder: Path) -> list[Path]:
                 "{n: t.clone() for n, t in torch.load(file, weights_only=True).items()}, target)"
             )
         if any(folder.glob("*.onnx")):
-            raise InputError(f'{folder} holds an ONNX export; read it with backend="onnx" (--backend onnx)')
+            raise InputError(
+                f'{folder} holds an ONNX export, which translates with --backend onnx (backend="onnx" in Python); for '
+                "anything else, give the model folder that it was exported from"
+            )
         raise BrokenFileError(
             f"{folder / WEIGHTS}: {explain_missing(folder / WEIGHTS)}; the folder has a config.json but no weights"
         )
