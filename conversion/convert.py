@@ -203,7 +203,7 @@ def recognise_checkpoint(path: Path, name: str | None) -> tuple[Reader, Path]:
     elif not path.exists():
         index = path.with_name(path.name + ".index")  # TensorFlow's users name a checkpoint by its prefix
         if not index.exists():
-            raise InputError(f"{path}: no such file or folder")
+            raise InputError(f"{path}: no such file or folder; give a checkpoint, or owner/name on the Hub")
         path = index
     check_readable(path)
     if name and readers[0].recognise_file:
@@ -221,7 +221,7 @@ def recognise_checkpoint(path: Path, name: str | None) -> tuple[Reader, Path]:
 
 
 def explain_content(path: Path, content: Any) -> str:
-    """Return what the file has instead of a Transformer with an encoder and a decoder, for an error; "" if unknown.
+    """Return what the file has instead of a Transformer with an encoder and a decoder, for an error.
 
     content: what torch or safetensors read from the file; None if it is neither
     """
@@ -232,7 +232,9 @@ def explain_content(path: Path, content: Any) -> str:
         return ": it has recurrent layers (LSTM or GRU)"
     if any("encoder" in name for name in names) and not any(re.search(r"dec.*\d", name) for name in names):
         return ": it has an encoder without decoder layers"
-    return f": its tensors have the names of no known model ({enumerate_names(names)})" if names else ""
+    if names:
+        return f": its tensors have the names of no known model ({enumerate_names(names)})"
+    return "; give a model folder, or the folder or file of a checkpoint"
 
 
 def find_names(content: Any) -> list[str]:
@@ -274,7 +276,9 @@ def find_only_checkpoint(folder: Path, readers: Iterable[Reader], expected: str)
         raise InputError(f"{folder} is already a model folder; --to FORMAT converts it to {', '.join(WRITERS)}")
     if not candidates:
         refuse_other_models(folder)
-        raise InputError(f"{folder}: no file in this folder has the name of a checkpoint of {expected}")
+        raise InputError(
+            f"{folder}: no file in this folder has the name of a checkpoint of {expected}; give the path of the file"
+        )
     if len(candidates) > 1:
         names = enumerate_names(file.name for file in candidates)
         raise InputError(f"{folder} contains {len(candidates)} checkpoints ({names}); give the path of one of them")

@@ -59,7 +59,7 @@ def git_name(help: str) -> Any:
 LANGUAGE = matching(
     r"[a-z]{2,3}",
     "a language code, such as en",
-    "Language code, such as en; default: the recipe's or the converted checkpoint's.",
+    "Language code, such as en or de; default: the recipe's or the converted checkpoint's.",
 )
 DATASET = matching(
     r"([\w-][\w.-]*/)?[\w-][\w.-]*",
@@ -96,7 +96,7 @@ def push(
         typer.Option(help="The output of `export onnx`, or int8=OUTPUT for model_int8.onnx; default: FOLDER/onnx."),
     ] = None,
     results: Annotated[
-        list[str] | None, typer.Option(help="A CSV file of `evaluate --record`, in addition to the shipped ones.")
+        list[str] | None, typer.Option(help="A CSV file of `evaluate --record`, besides those of the package.")
     ] = None,
     source_language: Annotated[str | None, LANGUAGE] = None,
     target_language: Annotated[str | None, LANGUAGE] = None,

@@ -109,7 +109,9 @@ def plan(
             raise TypeError(f"the last commit is {head!r}")
         tags = {ref.name: ref.target_commit for ref in api.list_repo_refs(repo_id).tags} if tag else {}
     if private and not repo.private:
-        raise InputError(f"--private: {repo_id} already exists and is public; make it private on the Hub first")
+        raise InputError(
+            f"--private: {repo_id} already exists and is public: `hf repos settings {repo_id} --private` first"
+        )
     remote = {entry.path: entry for entry in tree}
     planned = Plan(repo_id, revision, plan_changes(remote, files, kept), private, tag, head, revision_exists)
     # Moving an existing tag would change what its users download.

@@ -275,9 +275,9 @@ def test_an_exported_folder_is_translated_by_onnx_runtime(exported, source, expe
 
 def test_an_exported_folder_is_none_for_torch(exported, source, refused):
     line = refused(main, ["translate", exported / "onnx", "--backend", "torch"])
-    assert "holds an ONNX export; " in line and "--backend onnx" in line
+    assert "holds an ONNX export, which translates with --backend onnx" in line
     line = refused(main, ["score", exported / "onnx", "--source", source, "--target", source])  # has no --backend
-    assert "where there is no such option, give the model that was exported" in line
+    assert "give the model folder that it was exported from" in line
 
 
 def test_score_prints_the_log_probability_of_each_pair(model_folder, parallel, capfdbinary):

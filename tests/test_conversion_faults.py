@@ -549,7 +549,7 @@ def test_sockeyes_best_parameters_are_preferred(tmp_path: Path, copy_of):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "nowhere: no such file or folder"),
+        (["nowhere"], "nowhere: no such file or folder; give a checkpoint, or owner/name on the Hub"),
         (["--from", "moses", "nowhere"], "--from moses: not a format that can be read"),
         (["--to", "moses", "nowhere"], "--to moses: not a format that can be written"),
         (["--to", "fairseq", "--from", "marian", "nowhere"], "takes no other option"),
@@ -583,7 +583,7 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path, refused):
         ("blenderbot-small", "which normalises its embeddings in a layer of their own"),
         ("led", "a model with sparse attention; of transformers' models, MarianMTModel (OPUS-MT), FSMT, M2M-100"),
         ("llama", "a model of type 'llama'"),
-        (["llama"], "no file in this folder has the name of a checkpoint"),
+        (["llama"], "pytorch-transformer); give the path of the file"),
     ],
 )
 def test_other_models_of_transformers_are_refused_by_name(kind: Any, words: str, tmp_path: Path, refused):
@@ -593,6 +593,13 @@ def test_other_models_of_transformers_are_refused_by_name(kind: Any, words: str,
     (theirs / "model.safetensors").write_bytes(b"")
     for path in (theirs, theirs / "config.json") if isinstance(kind, str) else (theirs,):
         assert words in refusal(refused, path, tmp_path / "out")
+
+
+def test_a_text_in_place_of_a_checkpoint_is_refused_with_what_to_give(tmp_path: Path, refused):
+    (tmp_path / "text.en").write_text("A house.\n")
+    assert "; give a model folder, or the folder or file of a checkpoint" in refusal(
+        refused, tmp_path / "text.en", tmp_path / "out"
+    )
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit", "ignore:TypedStorage")

@@ -603,6 +603,12 @@ def test_json_errors_name_line_and_key(tmp_path, load, line, message):
         load("p.jsonl")
 
 
+def test_a_file_in_place_of_its_folder_is_explained(tmp_path, load):
+    write(tmp_path, "p.tsv", ["a\tb"])
+    with pytest.raises(InputError, match=f"use --data {re.escape(str(tmp_path))} --train p.tsv$"):
+        load("train", data=str(tmp_path / "p.tsv"))
+
+
 def test_a_table_row_without_a_target_is_named_by_line(tmp_path, load):
     write(tmp_path, "p.tsv", ["a\tb"] * 9000 + ["one"])
     with pytest.raises(InputError, match=r"p\.tsv line 9001: 1 column"):

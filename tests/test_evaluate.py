@@ -315,7 +315,10 @@ def test_a_row_that_does_not_fit_is_refused_before_translating(model_folder, ref
         (["nowhere", "--config", "paper_base_en_de", "--data", "none"], "nowhere: no such folder"),  # before the text
         (["model"], "has no run.json; pass --config RECIPE"),
         (["model", "--source", "s"], "give both --source and --reference, or neither"),
-        (["model", "--source", "r", "--reference", "two"], "r has 3 lines, two has 2"),
+        (
+            ["model", "--source", "r", "--reference", "two"],
+            "r has 3 lines, two has 2: line n of one must be the translation of line n",
+        ),
         (["model", "--source", "two", "--reference", "blank"], "blank has no text; a score needs sentences"),
         (["model", "--source", "blank", "--reference", "two"], "blank has no text; a score needs sentences"),
         (

@@ -753,7 +753,7 @@ def test_a_file_whose_name_differs_by_case_is_not_pushed_beside_another(hub, fol
 def test_private_models_are_not_pushed_to_public_repositories(hub, folder, refused):
     hub.create(REPO)
     error = refusal(refused, folder, REPO, "--private", "--yes", out=NO_DETAILS)
-    assert "already exists and is public" in error and hub.files(REPO) == {}
+    assert f"is public: `hf repos settings {REPO} --private` first" in error and hub.files(REPO) == {}
 
 
 def test_the_command_times_out_on_an_unresponsive_hub(hub, folder, monkeypatch, refused):

@@ -46,7 +46,7 @@ def test_a_first_run_with_own_text_is_advised(start, text, tmp_path):
         "no validation text val: every 50th training pair is held out, at most 2,000",
         "the learning rate rises for 100 steps (warmup_steps), but the run has 3",
         "the model will average checkpoints of the last 2 of 3 steps (average_last, save_every)",
-        "parameters are too many for 118 pairs; without --config, a recipe is chosen by the number of pairs",
+        "parameters are too many for 118 pairs; fine-tune an existing model (--initial_weights), add pairs,",
         "step 1/3  ",
         "step 3: validation loss",
     )

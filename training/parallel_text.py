@@ -327,7 +327,9 @@ def _blocks(path: Path) -> Iterator[list[str]]:
 def _existing(settings: TextSettings, name: str) -> Path:
     """Return the file of this name, plain or .gz."""
     if settings.data is not None and not Path(settings.data).is_dir():
-        raise InputError(f"data: there is no folder {settings.data}; set --data to the folder of the text files")
+        data = Path(settings.data)
+        right = f"use --data {data.parent} --train {data.name}" if data.is_file() else "set --data to that of the text"
+        raise InputError(f"data: there is no folder {data}; {right}")
     if found := _files_named(settings, name):
         return found[0]
     remedy = "" if settings.data else "give --data FOLDER; "

@@ -445,7 +445,7 @@ def recipe_path(name: str) -> Path:
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():  # a folder may have the name of a recipe
         if not path.is_file():
-            raise InputError(f"{name}: no such recipe file; shipped recipes: {', '.join(shipped_recipes())}")
+            raise InputError(f"{name}: no such recipe file; recipes of the package: {', '.join(shipped_recipes())}")
         return path
     if name in shipped_recipes():
         return SHIPPED / f"{name}.yaml"

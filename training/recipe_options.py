@@ -17,8 +17,8 @@ RECIPE_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 Config = Annotated[
     str | None,
     typer.Option(
-        help="A recipe: a YAML file, or the name of a shipped one; default: fine_tune with --initial_weights, else "
-        "chosen by the number of pairs."
+        help="A recipe: the name of one in the package, or a YAML file; default: fine_tune with --initial_weights, "
+        "else chosen by the number of pairs."
     ),
 ]
 

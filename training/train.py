@@ -343,6 +343,6 @@ def report_setup(run: Run) -> None:
     # Shipped recipes: 1.5 to 230 parameters per pair.
     if parameters > 1000 * pairs and run.settings.model.initial_weights is None:
         say(
-            f"warning: {parameters:,} parameters are too many for {pairs:,} pairs; without --config, a recipe is "
-            "chosen by the number of pairs"
+            f"warning: {parameters:,} parameters are too many for {pairs:,} pairs; fine-tune an existing model "
+            "(--initial_weights), add pairs, or choose a smaller model"
         )

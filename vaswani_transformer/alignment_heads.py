@@ -126,7 +126,7 @@ def read_references(path: Path, sources: Sequence[str], targets: Sequence[str]) 
     """
     lines = list(read_lines(path))
     if len(lines) != len(sources):
-        raise InputError(f"{path} has {len(lines)} lines, the texts {len(sources)}; they must be parallel")
+        raise InputError(f"{path} has {len(lines)} lines, the texts {len(sources)}: line n aligns line n of the texts")
     references = []
     for number, (line, source, target) in enumerate(zip(lines, sources, targets, strict=True), start=1):
         reference, sizes = Reference(set(), set()), (len(source.split()), len(target.split()))

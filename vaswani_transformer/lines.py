@@ -133,7 +133,10 @@ def read_parallel_lines(source: str | Path, target: str | Path) -> tuple[list[st
     """Read the lines of two files as `read_lines` does. Raises InputError if their numbers differ."""
     sources, targets = list(read_lines(source)), list(read_lines(target))
     if len(sources) != len(targets):
-        raise InputError(f"{source} has {len(sources)} lines, {target} has {len(targets)}; they must be parallel")
+        raise InputError(
+            f"{source} has {len(sources)} lines, {target} has {len(targets)}: line n of one must be the translation of "
+            "line n of the other"
+        )
     return sources, targets
 
 

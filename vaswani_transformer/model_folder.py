@@ -192,8 +192,8 @@ def weight_files(folder: Path) -> list[Path]:
             )
         if any(folder.glob("*.onnx")):
             raise InputError(
-                f'{folder} holds an ONNX export; read it with backend="onnx" (--backend onnx), or where there is no '
-                "such option, give the model that was exported"
+                f'{folder} holds an ONNX export, which translates with --backend onnx (backend="onnx" in Python); for '
+                "anything else, give the model folder that it was exported from"
             )
         raise BrokenFileError(
             f"{folder / WEIGHTS}: {explain_missing(folder / WEIGHTS)}; the folder has a config.json but no weights"

@@ -46,7 +46,7 @@ Backend = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, help="Batches searched at the same time, a CPU thread each; default: all cores, 1 on a GPU."),
+    typer.Option(min=1, help="Batches translated at the same time, one on each core; default: all cores, 1 on a GPU."),
 ]
 
 
