@@ -355,6 +355,14 @@ def test_the_best_checkpoint_can_be_averaged(models, tmp_path, capsys, fails):
     assert "the average of step-20, step-30" in capsys.readouterr().out
 
 
+def test_models_in_several_files_are_averaged(models, tiny_model, tmp_path):
+    tiny_model(40).save_pretrained(tmp_path / "parts", max_shard_size="5KB")
+    assert len([*(tmp_path / "parts").glob("*.safetensors")]) > 1
+    average([str(models / "step-20"), str(tmp_path / "parts"), "--output", str(tmp_path / "model")])
+    found = load_model(tmp_path / "model", "cpu").model.shared.weight
+    torch.testing.assert_close(found, (tiny_model(20).model.shared.weight + tiny_model(40).model.shared.weight) / 2)
+
+
 def test_a_checkpoint_does_not_count_twice(models, fails):
     (models / "last").symlink_to("step-30")
     fails(2, "last is given twice, and would count twice", models / "step-30", models / "step-20", models / "last")
@@ -390,7 +398,7 @@ def test_checkpoints_of_different_models_are_not_averaged(root):
     checkpoints.save_checkpoint(
         root, 40, lambda folder: tensors.save_tensors({"a": TENSORS["a"]}, folder / "model.safetensors")
     )
-    with pytest.raises(InputError, match="must have the tensors of .*/step-10/model.safetensors; different: b"):
+    with pytest.raises(InputError, match="must have the tensors of .*/step-10; different: b"):
         average_weights([root / "step-10", root / "step-40"])
 
 

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from saved_model import ENGLISH, GERMAN, change_json, saved_model, trained_model, trained_tokenizer, untrained_model
@@ -311,6 +312,8 @@ def test_translate_returns_one_translation_of_each_text(translator):
     "texts, named",
     [
         (["a", None], "text 2 is a NoneType"),
+        ({"en": "a"}, "the texts are in a dict; give a list of str, such as one of its columns"),
+        (pandas.DataFrame({"en": ["a"]}), "the texts are in a DataFrame"),
         (["\ud800"], "text 1: .*surrogate"),
     ],
 )

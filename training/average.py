@@ -13,7 +13,6 @@ from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.languages import read_languages
 from vaswani_transformer.languages_vaswani_transformer import find_language
-from vaswani_transformer.model_folder import WEIGHTS
 from vaswani_transformer.training_run import RECORD, follow_pointer
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -46,8 +45,6 @@ def average(
     for number, folder in enumerate(folders):
         if resolved[number] in resolved[:number]:
             raise InputError(f"{folder} is given twice, and would count twice; name each checkpoint once")
-        if not (folder / WEIGHTS).is_file():
-            raise InputError(f"{folder} has no {WEIGHTS}: not a model folder or a checkpoint of a run")
         try:
             load_model(folder, "cpu")  # refuses what no command could load: the average would be no model either
         except BrokenFileError as error:

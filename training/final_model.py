@@ -20,6 +20,7 @@ from vaswani_transformer.model_folder import (
     WEIGHTS,
     ModelFolder,
     verify_manifest,
+    weight_files,
 )
 from vaswani_transformer.training_run import METRICS, curve_figure, read_curves
 
@@ -43,22 +44,26 @@ def average_weights(folders: list[Path]) -> dict[str, torch.Tensor]:
 
     Its precision is that of the last folder, as config.json says, which is copied from there.
     """
-    files = [safe_open(folder / WEIGHTS, framework="pt") for folder in folders]
-    shapes = [{name: file.get_slice(name).get_shape() for name in file.keys()} for file in files]  # noqa: SIM118
+    models = [open_tensors(folder) for folder in folders]
+    shapes = [{name: file.get_slice(name).get_shape() for name, file in model.items()} for model in models]
     for folder, found in zip(folders, shapes, strict=True):
         if found != shapes[0]:
             odd = sorted(name for name in found | shapes[0] if found.get(name) != shapes[0].get(name))
-            raise InputError(
-                f"{folder / WEIGHTS} must have the tensors of {folders[0] / WEIGHTS}; different: {', '.join(odd[:5])}"
-            )
+            raise InputError(f"{folder} must have the tensors of {folders[0]}; different: {', '.join(odd[:5])}")
     averaged = {}
     for name in sorted(shapes[0]):
-        first, *others = tensors = [file.get_tensor(name) for file in files]
+        first, *others = tensors = [model[name].get_tensor(name) for model in models]
         total = first.double()
         for other in others:
             total += other
-        averaged[name] = (total / len(files)).to(tensors[-1].dtype)
+        averaged[name] = (total / len(models)).to(tensors[-1].dtype)
     return averaged
+
+
+def open_tensors(folder: Path) -> dict[str, Any]:
+    """Return the open safetensors file of each tensor of a model, by its name."""
+    files = [safe_open(path, framework="pt") for path in weight_files(folder)]
+    return {name: file for file in files for name in file.keys()}  # noqa: SIM118
 
 
 def read_fixed_entries(path: Path) -> dict[str, Any]:
@@ -96,8 +101,8 @@ def write_model(folders: list[Path], model: Path, **about: Any) -> None:
 
 def describe_average(folders: list[Path]) -> dict[str, Any]:
     """Return the entries of the manifest that tell an average from one of other folders with the same names."""
-    names = [folder.name for folder in folders]
-    return {"average_of": names, "average_of_sha256": files_sha256(*(folder / WEIGHTS for folder in folders))}
+    files = [file for folder in folders for file in weight_files(folder)]
+    return {"average_of": [folder.name for folder in folders], "average_of_sha256": files_sha256(*files)}
 
 
 def write_model_folder(folders: list[Path], output: Path) -> None:

@@ -495,7 +495,11 @@ def as_texts(texts: str | Sequence[str], kind: str, first_number: int = 1) -> li
 
     first_number: number of the first text in errors
     """
-    texts = [texts] if isinstance(texts, str) else list(texts)
+    if isinstance(texts, str):
+        texts = [texts]
+    elif isinstance(texts, Mapping) or getattr(texts, "ndim", 1) != 1:  # iterating yields keys, or a frame's columns
+        raise InputError(f"the {kind}s are in a {type(texts).__name__}; give a list of str, such as one of its columns")
+    texts = list(texts)
     for number, text in enumerate(texts, start=first_number):
         if not isinstance(text, str):
             raise InputError(f"{kind} {number} is a {type(text).__name__}, not a str")
