@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl
 
@@ -14,6 +15,7 @@ BODY_SECONDS = 15
 CHARACTER_BYTES = 12  # the longest spelling of a character: two escapes \\uXXXX in JSON, or %XX four times in a form
 OTHER_BYTES = 16_384  # of a body or of headers, besides the text
 FORMS = URLENCODED, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
+CHARSET = re.compile(rb";\s*charset=[^;]*", re.IGNORECASE)
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # not for each client that sends nonsense
 
 
@@ -73,7 +75,9 @@ def most_bytes(characters: int) -> int:
 
 async def read_fields(request: Request, limit: int) -> dict[str, Any]:
     """Read the fields of query string and body. Raises HTTPException: 400, 408 or 413."""
-    request = Request(request.scope, limit_body(request.receive, limit))
+    # Forms are UTF-8, whatever charset their header names: ISO-8859-1 is the default of some clients.
+    headers = [(name, CHARSET.sub(b"", value)) for name, value in request.scope["headers"]]
+    request = Request({**request.scope, "headers": headers}, limit_body(request.receive, limit))
     length = request.headers.get("content-length", "0")
     if int(length) > limit:  # the HTTP parser has checked that it is a number
         raise body_too_long(limit)
@@ -82,8 +86,9 @@ async def read_fields(request: Request, limit: int) -> dict[str, Any]:
         fields = collect_texts(parse_pairs(request.scope["query_string"]))
         async with asyncio.timeout(BODY_SECONDS):
             if kind == MULTIPART:
-                (await request.body()).decode()  # Starlette reads bytes that are not UTF-8 as Latin-1
+                body = await request.body()
                 fields |= collect_texts((await request.form(max_files=0)).multi_items())
+                body.decode()  # Starlette reads bytes that are not UTF-8 as Latin-1
             elif body := await request.body():
                 fields |= collect_texts(parse_pairs(body)) if kind == URLENCODED else parse_json(body)
     except TimeoutError:

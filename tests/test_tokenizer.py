@@ -259,7 +259,7 @@ def test_a_corpus_without_text_is_refused(texts, named):
         ("fine\n".encode("utf-16-be"), r"corpus line 1: not UTF-8, looks like UTF-16"),
         (gzip.compress(b"fine\n"), r"corpus is compressed by gzip; decompress it, or compress it by gzip as NAME.gz"),
         (bz2.compress(b"fine\n", 1), r"corpus is compressed by bzip2"),
-        (b"PK\3\4\n", r"corpus is a workbook or a zip archive, not text"),
+        (b"PK\3\4\n", r"corpus is a workbook or a zip archive, not text; export it in UTF-8 with a sentence on"),
         (b"one\rtwo\rthree\r", r"corpus has 2 carriage returns and no line feed; convert it: tr"),
     ],
 )

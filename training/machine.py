@@ -6,6 +6,7 @@
 import ctypes
 import hashlib
 import os
+import platform
 import shutil
 import sys
 import sysconfig
@@ -115,7 +116,11 @@ def has_bfloat16() -> bool:
     device = this_device()
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
+    if device.type != "cpu" or torch.cpu._is_avx512_bf16_supported():
+        return True
+    # On x86, torch calls AVX-512 alone enough.
+    is_arm = platform.machine().lower() in ("aarch64", "arm64") and torch.backends.mkldnn.is_available()
+    return is_arm and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def choose_attention(wanted: str, device: torch.device, mean_length: float) -> str:

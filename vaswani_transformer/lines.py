@@ -50,7 +50,10 @@ def check_first_line(raw: bytes, name: str) -> None:
     raw: its first line
     """
     if kind := next((BINARY[mark] for mark in BINARY if raw.startswith(mark)), None):
-        raise InputError(f"{name} is {kind}, not text; export it as CSV in UTF-8, or as JSON lines")
+        raise InputError(
+            f"{name} is {kind}, not text; export it in UTF-8 with a sentence on each line, or for `train` as CSV or "
+            "JSON lines"
+        )
     if kind := next((COMPRESSED[mark] for mark in COMPRESSED if raw.startswith(mark)), None):
         raise InputError(f"{name} is compressed by {kind}; decompress it, or compress it by gzip as NAME.gz")
     if raw.startswith(UTF_16_MARKS) or raw.count(0) > max(1, len(raw) // 4):
