@@ -27,6 +27,7 @@ import torch
 import typer
 
 from training.cost import training_flops
+from training.machine import has_bfloat16
 from training.model import model_config
 from training.parallel_text import open_texts, read_sentences
 from training.recipe import Recipe, load_recipe
@@ -79,7 +80,8 @@ def compare(
         settings = Settings(make_recipe(size, folder, tokens, vocab_size), folder, threads, device, clock_name)
         # The first use of the text, which tokenises it for all systems.
         operations = training_operations_per_token(settings)
-        turns, peaks = measure(system or DEFAULT_SYSTEMS, settings, warmup, steps, rounds)
+        systems = system or [name for name in DEFAULT_SYSTEMS if "bf16" not in name or has_bfloat16()]
+        turns, peaks = measure(systems, settings, warmup, steps, rounds)
     rows = list(table(turns, operations, peaks))
     shared = {"size": size, "tokens_per_step": settings.recipe.tokens_per_step, "threads": threads, "clock": clock_name}
     rates = {f"gflops_{name}": round(rate / 1e9) for name, rate in peaks.best.items()}

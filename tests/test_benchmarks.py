@@ -182,6 +182,12 @@ def test_training_throughput_is_compared_with_the_first_system(data: Path) -> No
     assert rows[0]["padding"] == rows[1]["padding"] < rows[2]["padding"]
 
 
+def test_a_precision_that_the_hardware_would_emulate_is_not_measured(monkeypatch) -> None:
+    monkeypatch.setattr(training_loops, "has_bfloat16", lambda: False)
+    with pytest.raises(InputError, match=r"--system 'ours\+bf16': this hardware would emulate bf16; leave it out"):
+        training_loops.TrainingProcess("ours+bf16", None)  # type: ignore[arg-type]
+
+
 def test_tokens_of_the_trainer_are_those_of_the_steps_that_are_timed(data: Path, tmp_path: Path, monkeypatch) -> None:
     """Accelerate collates a batch ahead of the step, and the first step is not timed."""
     marian_model, positions = training_loops.marian_model, []

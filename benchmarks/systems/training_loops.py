@@ -20,6 +20,7 @@ import transformers  # which imports its Trainer on first use: `peak_megabytes` 
 
 from training.batches import RunBatches, batch_by_length
 from training.corpus import Corpora, read_corpora
+from training.machine import has_bfloat16
 from training.model import model_config
 from training.processes import make_accelerator
 from training.recipe import Recipe
@@ -80,6 +81,8 @@ class TrainingProcess:
             raise InputError(f"--system {name!r}: {kind!r} is not one of {', '.join(SYSTEMS)}")
         if unknown := set(options) - OPTIONS[kind]:
             raise InputError(f"--system {name!r}: {kind} has no option {', '.join(sorted(unknown))}")
+        if "bf16" in options and not has_bfloat16():
+            raise InputError(f"--system {name!r}: this hardware would emulate bf16; leave it out")
         float32 = "medium" if kind == "ours" and "highest" not in options else "highest"
         self.precision = "bf16" if "bf16" in options else float32  # of the matrix products whose rate is its peak
         self.process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
