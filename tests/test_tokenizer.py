@@ -257,7 +257,7 @@ def test_a_corpus_without_text_is_refused(texts, named):
         (b"fine\nb\xe4d\n", r"corpus line 2: byte 0xe4 at column 2 is not UTF-8.*CP1252"),
         ("\ufefffine".encode("utf-16-le"), r"corpus line 1: not UTF-8, looks like UTF-16; convert it: iconv -f UTF-16"),
         ("fine\n".encode("utf-16-be"), r"corpus line 1: not UTF-8, looks like UTF-16"),
-        (gzip.compress(b"fine\n", mtime=0), r"corpus is compressed by gzip; decompress it, or compress it by gzip as NAME.gz"),
+        (gzip.compress(b"fine\n", mtime=0), r"corpus is compressed by gzip; decompress it, or compress it by gzip"),
         (bz2.compress(b"fine\n", 1), r"corpus is compressed by bzip2"),
         (b"PK\3\4\n", r"corpus is a workbook or a zip archive, not text; export it in UTF-8 with a sentence on"),
         (b"one\rtwo\rthree\r", r"corpus has 2 carriage returns and no line feed; convert it: tr"),
