@@ -328,8 +328,10 @@ def _existing(settings: TextSettings, name: str) -> Path:
     """Return the file of this name, plain or .gz."""
     if settings.data is not None and not Path(settings.data).is_dir():
         data = Path(settings.data)
-        right = f"use --data {data.parent} --train {data.name}" if data.is_file() else "set --data to that of the text"
-        raise InputError(f"data: there is no folder {data}; {right}")
+        remedy = "set --data to the folder of the text files"
+        if data.is_file():
+            remedy = f"use --data {data.parent} --train {data.name}"
+        raise InputError(f"data: there is no folder {data}; {remedy}")
     if found := _files_named(settings, name):
         return found[0]
     remedy = "" if settings.data else "give --data FOLDER; "
