@@ -117,7 +117,9 @@ def start(folder: Path, body: str, redirection: str = "") -> subprocess.Popen[st
 
 
 # A module that, like numpy's, catches what a signal raises during its import.
-SLOW = "import time\nprint('importing', flush=True)\ntry: time.sleep(600)\nexcept BaseException: time.sleep(600)\n"
+# It sleeps for short times: Python handles a signal between two calls, and not during the second of them.
+SLEEP = "[time.sleep(0.1) for _ in range(6000)]"
+SLOW = f"import time\nprint('importing', flush=True)\ntry: {SLEEP}\nexcept BaseException: {SLEEP}\n"
 
 
 @pytest.mark.parametrize(("number", "said"), [(signal.SIGINT, "interrupted\n"), (signal.SIGTERM, "")])

@@ -380,7 +380,6 @@ def test_the_api_is_described(server):
         (b"", 400, "missing q"),
         (b"{", 400, "not valid JSON"),
         (b"[]", 400, "must be an object"),
-        (b"[" * 50_000, 400, "nested too deeply"),
         (b'{"q": "\xff"}', 400, "not valid JSON"),
         (b'{"q": "a", "source": "en"}', 400, "missing target"),
         (b'{"q": 1, "source": "en", "target": "de"}', 400, "q: it must be a string or a list of strings"),
@@ -404,6 +403,12 @@ def test_errors_are_one_sentence_of_json(server, body, status, error):
     answer = server.post(body)
     assert answer.status == status and answer.json.keys() == {"error"}
     assert error in answer.json["error"] and "\n" not in answer.json["error"]
+
+
+def test_json_that_is_nested_too_deeply_is_refused(server):
+    """By the parser, or by the check of types: Python 3.14 parses tens of thousands of levels."""
+    answer = server.post(b'{"q": %s%s, "source": "en", "target": "de"}' % (b"[" * 30_000, b"]" * 30_000))
+    assert answer.status == 400 and re.search("nested too deeply|q: it must be", answer.json["error"])
 
 
 def test_forms_and_headers_that_cannot_be_read_are_neither_bugs_nor_logged(exported):

@@ -45,10 +45,11 @@ class Address:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body, named)
         try:
-            with urllib.request.urlopen(request) as response:
-                status, content, given = response.status, response.read(), response.headers
+            response = urllib.request.urlopen(request)
         except urllib.error.HTTPError as error:
-            status, content, given = error.code, error.read(), error.headers
+            response = error
+        with response:
+            status, content, given = response.status, response.read(), response.headers
         is_json = given.get_content_type() == "application/json"
         return Answer(status, json.loads(content) if is_json else content.decode(), given)
 

@@ -182,7 +182,6 @@ def test_ctrl_c_stops_all_commands(text, tmp_path, monkeypatch, refused):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_all_commands_run_for_a_trained_model(tmp_path, monkeypatch):
     """Sentences of up to 18 letters for training, and up to 40 for validation: beyond the trained lengths."""
     generator = random.Random(0)

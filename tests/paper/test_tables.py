@@ -22,9 +22,6 @@ from paper.table1 import (
 from training.metrics import matmul_flop_rate
 from training.result_row import hardware
 
-# torch imports scripted formulas when it first computes tangents.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-
 
 @pytest.mark.slow
 def test_counted_operations_have_the_exponents_of_the_paper():
