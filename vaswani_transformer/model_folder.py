@@ -54,7 +54,7 @@ SETTINGS_FILES = (
 )
 MODEL_FILES = (*SETTINGS_FILES, "*.safetensors", INDEX)  # of a complete model, as glob patterns
 # The code in every saved and published model, so that it loads without this package: transformers copies the files that
-# relative imports in configuration_vaswani_transformer.py name.
+# relative imports in configuration_vaswani_transformer.py name. It may import torch, transformers and huggingface_hub.
 CODE_FILES = tuple(sorted(path.name for path in Path(__file__).parent.glob("*_vaswani_transformer.py")))
 ONNX = "onnx"  # the folder that transformers.js and Optimum read
 # In an ONNX folder: its precision, and hashes of the exported weights, the graphs and the files of the graphs' weights.
@@ -85,6 +85,9 @@ class ModelFolder:
     """A model folder whose settings have been checked. Its tokenizers are read when they are first used.
 
     config: the content of config.json.  generation_config: that of generation_config.json, {} if there is none
+    The special ids of config.json must lie in the vocabulary (`read_config`) and be those of generation_config.json
+    (`refuse_other_ids`); texts must end in its </s> (`_check_end`); `wrap_tokenizer` of loading.py, for torch, compares
+    those of tokenizer_config.json.
     Raises InputError if it is not the folder of a model of this kind, BrokenFileError naming the file and the field.
     """
 
