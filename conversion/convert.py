@@ -22,7 +22,7 @@ from vaswani_transformer.errors import (
 from vaswani_transformer.files import check_readable
 from vaswani_transformer.languages_vaswani_transformer import find_language
 from vaswani_transformer.loading import load_model
-from vaswani_transformer.model_folder import CONVERTIBLE_TYPES, MODEL_TYPE, enumerate_names
+from vaswani_transformer.model_folder import CONVERTIBLE_TYPES, MODEL_TYPE, SWITCHES, enumerate_names
 from vaswani_transformer.search_vaswani_transformer import SearchSettings
 from vaswani_transformer.torch_translator import TorchTranslator
 
@@ -37,11 +37,7 @@ from .toolkits import READERS, WRITERS
 from .toolkits.hugging_face import find_model_type
 
 # Printed if they differ from the paper's model.
-SETTINGS = (
-    "position_embedding_type position_base position_offset max_position_embeddings norm_position encoder_final_norm "
-    "decoder_final_norm layer_norm_eps attention_bias output_bias activation_function d_k d_v "
-    "share_encoder_decoder_embeddings tie_word_embeddings"
-).split()
+SETTINGS = *SWITCHES, *"max_position_embeddings d_k d_v share_encoder_decoder_embeddings tie_word_embeddings".split()
 SEARCH = ("beam_search", *(field.name for field in fields(SearchSettings)))
 # What models of transformers have that this architecture does not, by `model_type`.
 MBART = "an mBART or BART model, which normalises its embeddings in a layer of their own"

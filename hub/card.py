@@ -17,7 +17,7 @@ from vaswani_transformer import VaswaniTransformerConfig, __version__
 from vaswani_transformer.attention_maps import attention_maps
 from vaswani_transformer.languages import name_languages
 from vaswani_transformer.languages_vaswani_transformer import find_language, split_code
-from vaswani_transformer.model_folder import CODE_FILES, ONNX
+from vaswani_transformer.model_folder import CODE_FILES, ONNX, SWITCHES
 from vaswani_transformer.modeling_vaswani_transformer import searches_as_transformers
 from vaswani_transformer.onnx_translator import graph_inputs, onnx_file_name
 from vaswani_transformer.pictures import attention_figure
@@ -40,9 +40,7 @@ EXAMPLES = {"en": "Do they come from Germany?", "de": "Kommen sie aus Deutschlan
 SIZES = ("vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads",
          "decoder_attention_heads", "d_k", "d_v", "encoder_ffn_dim", "decoder_ffn_dim", "dropout",
          "learned_positions")  # fmt: skip
-SWITCHES = ("position_embedding_type", "position_base", "position_offset", "norm_position", "encoder_final_norm",
-            "decoder_final_norm", "layer_norm_eps", "activation_function", "attention_dropout", "activation_dropout",
-            "attention_bias", "output_bias", "share_encoder_decoder_embeddings", "tie_word_embeddings")  # fmt: skip
+OTHER_SWITCHES = ("attention_dropout", "activation_dropout", "share_encoder_decoder_embeddings", "tie_word_embeddings")
 
 
 def default_example(provenance: Provenance) -> str | None:
@@ -187,7 +185,7 @@ def eval_results(row: dict[str, str], scores: dict[str, str]) -> list[EvalResult
 def departures(config: VaswaniTransformerConfig) -> Markdown:
     """Return a sentence that compares the architecture with the paper's."""
     paper = VaswaniTransformerConfig()
-    different = [name for name in SWITCHES if getattr(config, name) != getattr(paper, name)]
+    different = [name for name in (*SWITCHES, *OTHER_SWITCHES) if getattr(config, name) != getattr(paper, name)]
     if different:
         values = ", ".join(f"{code(name)} {show(getattr(config, name))}" for name in different)
         return Markdown(f"Differences from the paper: {values}.")

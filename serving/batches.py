@@ -90,7 +90,7 @@ class Batcher:
             self.threads.shutdown()
 
     def refuse_if_full(self) -> None:
-        """Raise QueueFullError if no text can wait."""
+        """Raise QueueFullError, which app.py answers with 429, if max_queue characters or more are waiting."""
         if self.characters >= self.max_queue:
             raise QueueFullError(max(1, math.ceil(self.characters * self.seconds_per_character / self.most)))
 

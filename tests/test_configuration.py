@@ -11,12 +11,14 @@ from tiny_models import tiny_config
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 from transformers.integrations import hub_kernels
 
+from hub import card
 from vaswani_transformer import (
     PRESETS,
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
     configuration_vaswani_transformer,
 )
+from vaswani_transformer.model_folder import FIXED_ENTRIES, SWITCHES
 
 SMALLER_TARGET = {"decoder_vocab_size": 25, "share_encoder_decoder_embeddings": False}
 
@@ -79,6 +81,17 @@ def test_config_json_describes_only_the_model(tmp_path) -> None:
     written = json.loads((tmp_path / "config.json").read_text())
     assert written.items() >= {"model_type": "vaswani_transformer", "norm_position": "pre", "d_k": 3}.items()
     assert not {"num_beams", "length_penalty", "max_length", "early_stopping"} & set(written)
+
+
+def test_every_field_that_changes_what_a_model_computes_is_known_to_exports_and_cards() -> None:
+    fields = VaswaniTransformerConfig.__annotations__.keys()
+    of_calls = {"use_cache", "is_encoder_decoder"}
+    matrices = {"share_encoder_decoder_embeddings", "tie_word_embeddings"}
+    dropout = {"dropout", "attention_dropout", "activation_dropout"}
+    assert fields - {*FIXED_ENTRIES} == {"bos_token_id"} | of_calls | matrices | dropout
+    ids = {"bos_token_id", "decoder_start_token_id", "pad_token_id", "eos_token_id"}
+    positions = {"max_position_embeddings"}  # `learned_positions` in a card
+    assert fields - {*card.SIZES, *SWITCHES, *card.OTHER_SWITCHES} == ids | of_calls | positions
 
 
 def test_common_field_names_are_aliases() -> None:

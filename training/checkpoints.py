@@ -10,8 +10,9 @@ only after that.
 
 Written    every `save_every` steps, at a new best validation loss, at the end of the run, and on a signal (`save`)
 Kept       the newest, the best, and the newest `keep` of those at multiples of `save_every` (`prune`)
-Averaged   the newest `average_last` of those at multiples of `save_every` and the last one (`regular_checkpoints`)
-Resumed    the newest that matches its manifest (`newest_intact`)
+Averaged   the newest `average_last` of those at multiples of `save_every` and the last one (`select_regular`)
+Resumed    the newest that matches its manifest (`newest_intact`); docs/explanation/determinism.md says why the
+           run then ends with the same bits
 """
 
 import dataclasses
@@ -264,7 +265,7 @@ def prune(root: Path, keep: int, every: int) -> None:
 
     Checkpoints that a signal made in between do not displace those that are averaged into the final model.
     """
-    kept = {folder.name for folder in regular_checkpoints(root, every)[:keep]} | {read_pointer(root / "best")}
+    kept = {folder.name for folder in select_regular(root, every)[:keep]} | {read_pointer(root / "best")}
     for folder in list_checkpoints(root)[1:]:
         if folder.name not in kept:
             try:
@@ -276,7 +277,7 @@ def prune(root: Path, keep: int, every: int) -> None:
                 ) from error
 
 
-def regular_checkpoints(root: Path, every: int, last: int | None = None) -> list[Path]:
+def select_regular(root: Path, every: int, last: int | None = None) -> list[Path]:
     """Return the checkpoints whose step is `last` or a multiple of `every`, newest first."""
     return [f for f in list_checkpoints(root) if (step := parse_step(f)) % every == 0 or step == last]
 
@@ -291,7 +292,7 @@ def list_regular_checkpoints(run: Path) -> list[Path]:
     every = recipe.get("save_every", 1)
     if type(every) is not int or every < 1:
         raise BrokenFileError(f"{run / RECORD}: recipe: save_every is {every!r}; it must be an integer above 0")
-    return regular_checkpoints(root, every, last=max(map(parse_step, list_checkpoints(root)), default=None))
+    return select_regular(root, every, last=max(map(parse_step, list_checkpoints(root)), default=None))
 
 
 def recorded_choices(root: Path) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def write_final_model(
     """Average the last checkpoints of a run into the model, whose folder is that of the run, and draw its curve."""
     root = output / "checkpoints"
     # Checkpoints made by a signal are left out, so that an interrupted run ends with the same model.
-    regular = checkpoints.regular_checkpoints(root, settings.save_every, last=progress.step)
+    regular = checkpoints.select_regular(root, settings.save_every, last=progress.step)
     folders = list(itertools.islice(checkpoints.intact_checkpoints(regular, say), settings.average_last))[::-1]
     if not folders and not progress.step:
         raise InputError("max_hours, max_cpu_seconds or max_tokens ended the run before its first step")

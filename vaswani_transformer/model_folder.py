@@ -31,13 +31,16 @@ CONVERTIBLE_TYPES = ("marian", "fsmt", "m2m_100", "pegasus", "blenderbot")  # of
 # Those of VaswaniTransformerConfig; a config.json may leave them out.
 DEFAULT_CONFIG = {"vocab_size": 37000, "decoder_start_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 DEFAULT_CONFIG |= {"decoder_layers": 6, "decoder_attention_heads": 8}
-# Entries of config.json that determine, with the weights, what a model computes.
+# Fields of the configuration, besides sizes, that cards and `convert` compare with the paper's.
+SWITCHES = (
+    "position_embedding_type", "position_base", "position_offset", "norm_position", "encoder_final_norm",
+    "decoder_final_norm", "layer_norm_eps", "attention_bias", "output_bias", "activation_function",
+)  # fmt: skip
+# Entries of config.json that determine, with the weights, what a model computes: exports and averages compare them.
 FIXED_ENTRIES = (
     "vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads",
-    "decoder_attention_heads", "d_k", "d_v", "encoder_ffn_dim", "decoder_ffn_dim", "activation_function",
-    "position_embedding_type", "position_base", "position_offset", "max_position_embeddings", "norm_position",
-    "encoder_final_norm", "decoder_final_norm", "layer_norm_eps", "attention_bias", "output_bias",
-    "decoder_start_token_id", "pad_token_id", "eos_token_id",
+    "decoder_attention_heads", "d_k", "d_v", "encoder_ffn_dim", "decoder_ffn_dim", "max_position_embeddings",
+    *SWITCHES, "decoder_start_token_id", "pad_token_id", "eos_token_id",
 )  # fmt: skip
 LARGEST_SIZE = 10_000_000  # of a vocabulary, or of learned positions
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -51,7 +54,7 @@ SETTINGS_FILES = (
 )
 MODEL_FILES = (*SETTINGS_FILES, "*.safetensors", INDEX)  # of a complete model, as glob patterns
 # The code in every saved and published model, so that it loads without this package: transformers copies the files that
-# relative imports in configuration_vaswani_transformer.py name.
+# relative imports in configuration_vaswani_transformer.py name. It may import torch, transformers and huggingface_hub.
 CODE_FILES = tuple(sorted(path.name for path in Path(__file__).parent.glob("*_vaswani_transformer.py")))
 ONNX = "onnx"  # the folder that transformers.js and Optimum read
 # In an ONNX folder: its precision, and hashes of the exported weights, the graphs and the files of the graphs' weights.
@@ -82,6 +85,9 @@ class ModelFolder:
     """A model folder whose settings have been checked. Its tokenizers are read when they are first used.
 
     config: the content of config.json.  generation_config: that of generation_config.json, {} if there is none
+    The special ids of config.json must lie in the vocabulary (`read_config`) and be those of generation_config.json
+    (`refuse_other_ids`); texts must end in its </s> (`_check_end`); `wrap_tokenizer` of loading.py, for torch, compares
+    those of tokenizer_config.json.
     Raises InputError if it is not the folder of a model of this kind, BrokenFileError naming the file and the field.
     """
 

@@ -904,9 +904,10 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
     With `beam_search` "transformers" in generation_config.json, as in models that were converted from there, the first,
     second and fourth are as in transformers, and every hypothesis that reaches the limit counts.
 
-    The overridden private methods take keyword arguments; the type checker compares them with transformers' positional
-    signatures. `check_hooks` compares their names with the installed transformers before a search, and `RunningSearch`
-    records their calls.
+    `SearchStep` sets the limits, `_check_early_stop_heuristic` decides when a sentence is done, and
+    `_update_finished_beams` does the rest. The overridden private methods take keyword arguments; the type checker
+    compares them with transformers' positional signatures. `check_hooks` compares their names with the installed
+    transformers before a search, and `RunningSearch` records their calls.
     """
 
     config: VaswaniTransformerConfig

@@ -3,8 +3,8 @@
 Models are trained on single sentences; given two at once, they often omit the second. What stands between the
 sentences is copied: white space, line breaks, and parts without a letter such as bullets, rules, emoji and numbers. So
 are code between fences, addresses, and tags around a sentence.
-Translator, the ONNX translator and the pipeline share this file, and hub/space-static/sentences.js follows the same
-rules. It is published with the pipeline and imports nothing but the standard library and files like it.
+`split_text` splits and `join_texts` joins, for Translator and the pipeline; hub/space-static/sentences.js follows the
+same rules. This file is published with the pipeline and imports nothing but the standard library and files like it.
 """
 
 import json

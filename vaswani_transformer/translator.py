@@ -226,7 +226,8 @@ class Translator(ABC):
             or a model folder or repository with onnx/model.onnx.
         options: those of `TorchTranslator.from_pretrained` (device, dtype) or `OnnxTranslator.from_pretrained` (device,
             threads, precision); for both revision and local_files_only.
-        Raises InputError, BrokenFileError or UnavailableError naming the file that cannot be used, and why.
+        Raises InputError, BrokenFileError or UnavailableError naming the file that cannot be used, and why:
+            model_folder.py and tokenizer_files.py check what both backends read, loading.py the weights.
         """
         if backend not in BACKENDS:
             raise InputError(f"backend {backend!r} is not one of {', '.join(BACKENDS)}")

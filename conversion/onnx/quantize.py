@@ -1,5 +1,8 @@
 """Quantize the weights of a float32 graph to int8.
 
+These are all matrices that a MatMul multiplies by or a Gather reads, such as tables of learned positions. Biases, norms
+and the products of attention stay in float32.
+
 Matrices get one scale per output column, the tied embedding one per token, so that lookup and projection share the same
 bytes. Activations are quantized dynamically with one scale per row, so that a sentence does not depend on the rest of
 its batch. One scale per tensor, as in onnxruntime's quantize_dynamic, is 1.1 times as fast, but an outlier in one

@@ -8,8 +8,9 @@ loops:
 
     initial_values             `start`: encode the sentences; compute tables of the length penalty
     outer_loop                 while sentences are left in the batch:
-        inner_loop                 `step` until some are done; it divides by the length penalty the log-probabilities of
-                                   finished hypotheses and, for the stopping rule, of the best live one
+        inner_loop                 `step` until enough are done (`Step` in torch_export.py); it divides by the length
+                                   penalty the log-probabilities of finished hypotheses and, for the stopping rule, of
+                                   the best live one
         collect_hypotheses         store their hypotheses; if a sentence is at its limit and none has finished, divide
                                    the log-probabilities of its live hypotheses by the length penalty
         drop_done_sentences        remove them from the batch
@@ -160,7 +161,7 @@ def outer_loop(op: GraphBuilder, graphs: SearchGraphs, initial: Values, last_ind
 
 
 def inner_loop(op: GraphBuilder, graphs: SearchGraphs, current: Values, last_index: str) -> Values:
-    """Build the inner loop: take steps until sentences are done. Return the new state."""
+    """Build the inner loop: take steps until `Step` in torch_export.py ends it. Return the new state."""
     body = GraphBuilder("inner.", op)
     inner_names = {name: f"inner.{name}" for name in graphs.state}
     known = [current[name] for name in (*graphs.memory, *graphs.constants)]
