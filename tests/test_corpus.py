@@ -609,6 +609,15 @@ def test_a_file_in_place_of_its_folder_is_explained(tmp_path, load):
         load("train", data=str(tmp_path / "p.tsv"))
 
 
+@pytest.mark.parametrize("name", ["mine.en", "mine.de.gz"])
+def test_one_of_two_files_in_place_of_their_name_is_explained(tmp_path, load, name):
+    (tmp_path / name).write_bytes(b"a\n")
+    with pytest.raises(InputError, match=f"use --data {re.escape(str(tmp_path))} --train mine$"):
+        load("train", data=str(tmp_path / name))
+    with pytest.raises(InputError, match=re.escape(f"{name} is one of two files; mine names both of them")):
+        load(name)
+
+
 def test_a_table_row_without_a_target_is_named_by_line(tmp_path, load):
     write(tmp_path, "p.tsv", ["a\tb"] * 9000 + ["one"])
     with pytest.raises(InputError, match=r"p\.tsv line 9001: 1 column"):

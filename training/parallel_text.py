@@ -201,6 +201,8 @@ def open_two_files(settings: TextSettings, name: str) -> ParallelText:
         pattern = name if "{language}" in name else f"{name}.{{language}}"
         names = [pattern.replace("{language}", language) for language in settings.languages]
         if (others := _files_named(settings, name)) and not _files_named(settings, names[0]):
+            if (corpus := _corpus_name(settings, name)) != name:
+                raise InputError(f"{others[0]} is one of two files; {corpus} names both of them")
             raise InputError(f"{others[0]} is in no format that training reads by its name: {FILE_FORMATS}")
     source, target = (_existing(settings, each) for each in names)
     files = source, target
@@ -330,7 +332,7 @@ def _existing(settings: TextSettings, name: str) -> Path:
         data = Path(settings.data)
         remedy = "set --data to the folder of the text files"
         if data.is_file():
-            remedy = f"use --data {data.parent} --train {data.name}"
+            remedy = f"use --data {data.parent} --train {_corpus_name(settings, data.name)}"
         raise InputError(f"data: there is no folder {data}; {remedy}")
     if found := _files_named(settings, name):
         return found[0]
@@ -339,6 +341,12 @@ def _existing(settings: TextSettings, name: str) -> Path:
         f"{Path(settings.data or '') / name}: no such file (nor {name}.gz); {remedy}--train, --validation and --test "
         f"name texts: {FILE_FORMATS}"
     )
+
+
+def _corpus_name(settings: TextSettings, file: str) -> str:
+    """Return the name of the corpus in a file: that of a language's file ends before the language."""
+    corpus, _, extension = file.removesuffix(".gz").rpartition(".")
+    return corpus if extension in settings.languages else file
 
 
 def _files_named(settings: TextSettings, name: str) -> list[Path]:

@@ -191,7 +191,10 @@ def show_recipe(name: Annotated[str, typer.Argument(help="The name of a recipe."
 add_program(app, "evaluate", "Compute BLEU of a model's translations.", "training", "evaluate")
 
 
-@app.command(help="Translate lines of text: one line in, one line out. With files, run it again to resume.")
+@app.command(
+    help="Translate lines of text: one line in, one line out. With files, run it again to resume.",
+    context_settings={"allow_extra_args": True},  # for an error that says where the text comes from
+)
 def translate(
     context: typer.Context,
     model: Model,
@@ -267,6 +270,11 @@ def translate(
     revision: Revision = None,
     dry_run: DryRun = False,
 ) -> None:
+    if context.args:
+        raise InputError(
+            f"unexpected argument {context.args[0]!r}: translate reads its text from stdin, or from the file that "
+            f"--input names"
+        )
     if not dry_run:
         check_paths(input, output, report)
     folder, backend = find_model_and_backend(context, model, backend, revision, dry_run, precision)
