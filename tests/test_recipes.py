@@ -138,8 +138,35 @@ def test_every_key_has_a_description_in_the_help(capsys):
 
 
 @pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ("max_steps: 0100", {"max_steps": "100"}),
+        ("max_steps: 1_000", {"max_steps": "1000"}),
+        ("learning_rate: 1e-3", {"learning_rate": "0.001"}),
+        ("output_dir: 010", {"output_dir": "010"}),
+        ("output_dir: 2024-06-01", {"output_dir": "2024-06-01"}),
+        ("{dataset: a/b, dataset_revision: 1.10}", {"dataset": "a/b", "dataset_revision": "1.10"}),
+        ("source_language: no", {"source_language": "no"}),
+        ("mixed_precision: no", {"mixed_precision": "no"}),
+        ("overwrite: yes", {"overwrite": None}),
+        ("train: [010, no]", {"train": "['010', 'no']"}),
+        ("tokenizer: ~", {"tokenizer": "null"}),
+        ("validation:\n- 2024_06", {"validation": "2024_06"}),
+        ("model: {d_model: 0512, dropout: 1e-1, attention_bias: yes, d_k: null}",
+         {"model.d_model": "512", "model.dropout": "0.1", "model.attention_bias": "true", "model.d_k": "null"}),
+    ],
+)  # fmt: skip
+def test_a_value_means_the_same_in_a_file_and_as_an_option(tmp_path, line, options):
+    (tmp_path / "mine.yaml").write_text(line)
+    assert load_recipe(str(tmp_path / "mine.yaml")) == load_recipe(None, options)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("max_hours: 1:30", "mine.yaml: max_hours is '1:30', must be a valid number"),
+        ("max_steps: yes", "mine.yaml: max_steps is 'yes', must be a valid integer"),
+        ("learning_rate: true", "mine.yaml: learning_rate is 'true', must be a valid number"),
         ("a: [", "is not YAML"),
         ("- a", "must hold `key: value` lines, not a list"),
         ("warmup_steps: many", "mine.yaml: warmup_steps is 'many', must be a valid integer"),

@@ -5,6 +5,7 @@ import difflib
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
@@ -27,16 +28,19 @@ EMBEDDED = "embedded"  # `data: embedded` is the demo's corpus
 MICRO_BATCHES = 8  # of a step, one for each GPU of the paper
 
 
-def _yaml_text(value: Any) -> Any:
-    """Undo YAML 1.1, which reads a bare `no` as false and `2024` as a number."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(value) if isinstance(value, int | float) else value
+def _model_value(value: Any) -> Any:
+    """Return the boolean or the number that a text is, else the value; the config checks the types of its fields."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "yes", "on", "false", "no", "off"):
+        return value.lower() in ("true", "yes", "on")
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(value)
+    return value
 
 
-Text = Annotated[str, BeforeValidator(_yaml_text)]
 TextList = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
-Precision = Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(_yaml_text)]
 
 # Keys that locate the text. Resumed runs and processes compare its content instead.
 TEXT_LOCATION = {"data", "dataset", "dataset_config", "dataset_revision", "streaming", "train", "validation", "test"}
@@ -57,13 +61,15 @@ OF_ONE_PROCESS = TEXT_LOCATION | {
 class ModelSettings(BaseModel):
     """Model (section 3)."""
 
-    preset: Text = Field(
+    preset: str = Field(
         "base",
         description="Preset of VaswaniTransformerConfig: base, big, base-en-fr, big-en-fr, parsing-wsj, "
         "parsing-semi-supervised, or a row of Table 3 such as C-N2; initial_weights have their own.",
     )
-    model: dict[str, Any] = Field({}, description="Config fields that differ from the preset or from initial_weights.")
-    initial_weights: Text | None = Field(
+    model: dict[str, Annotated[Any, BeforeValidator(_model_value)]] = Field(
+        {}, description="Config fields that differ from the preset or from initial_weights."
+    )
+    initial_weights: str | None = Field(
         None, description="Model folder, or repository on the Hub, to start from (fine-tuning)."
     )
     length_penalty: float | None = Field(
@@ -77,7 +83,7 @@ class ModelSettings(BaseModel):
 class TokenizerSettings(BaseModel):
     """Tokenizer (section 5.1)."""
 
-    tokenizer: Text | None = Field(
+    tokenizer: str | None = Field(
         None, description="Tokenizer folder; null: that of initial_weights, or train one on the text."
     )
     vocab_size: int = Field(37000, ge=260, le=LARGEST_VOCABULARY, description="Size of a newly trained tokenizer.")
@@ -87,15 +93,15 @@ class TokenizerSettings(BaseModel):
 class TextSettings(BaseModel):
     """Text."""
 
-    data: Text | None = Field(None, description=f"Folder of the text files, or {EMBEDDED!r} for the demo's corpus.")
-    dataset: Text | None = Field(None, description="`datasets` id, or a folder made by save_to_disk, instead of data.")
-    dataset_config: Text | None = Field(None, description="Configuration of the dataset.")
-    dataset_revision: Text | None = Field(
+    data: str | None = Field(None, description=f"Folder of the text files, or {EMBEDDED!r} for the demo's corpus.")
+    dataset: str | None = Field(None, description="`datasets` id, or a folder made by save_to_disk, instead of data.")
+    dataset_config: str | None = Field(None, description="Configuration of the dataset.")
+    dataset_revision: str | None = Field(
         None, description="Branch, tag or commit of a dataset on the Hub, whose text may change; default: the newest."
     )
     streaming: bool = Field(False, description="Tokenise the dataset while it downloads; keep no copy of its text.")
-    source_language: Text = Field("en", description="Source language code.")
-    target_language: Text = Field("de", description="Target language code.")
+    source_language: str = Field("en", description="Source language code.")
+    target_language: str = Field("de", description="Target language code.")
     train: TextList = Field(
         ["train"],
         description="Training corpora in `data` (or splits of `dataset`), read in order: 'train' is train.en and "
@@ -119,7 +125,7 @@ class TextSettings(BaseModel):
         le=1,
         description="Share of the training pairs to add again in capitals, and as many more in title case.",
     )
-    cache: Text | None = Field(None, description="Folder for tokenised corpora; null: output_dir/corpus.")
+    cache: str | None = Field(None, description="Folder for tokenised corpora; null: output_dir/corpus.")
 
     @property
     def languages(self) -> tuple[str, str]:
@@ -202,7 +208,7 @@ class CheckpointSettings(BaseModel):
 class RunSettings(BaseModel):
     """Run."""
 
-    output_dir: Text = Field("runs/base", description="Folder of the run; the same command resumes it.")
+    output_dir: str = Field("runs/base", description="Folder of the run; the same command resumes it.")
     seed: int = Field(1, ge=0, lt=2**63, description="Seed of the initial weights, the data order and dropout.")
     overwrite: bool = Field(False, description="Remove the run in output_dir and start again.")
     allow_changed: bool = Field(False, description="Resume although the recipe, the text or the processes changed.")
@@ -220,7 +226,7 @@ class HardwareSettings(BaseModel):
         description="Number of processes. `vaswani-transformer train` starts this many (null: as many as Accelerate's "
         "configuration says or, without one, one per GPU); under `accelerate launch` it must match.",
     )
-    mixed_precision: Precision | None = Field(
+    mixed_precision: Literal["no", "bf16", "fp16"] | None = Field(
         None,
         description="Mixed precision; null: that of `accelerate launch`, or bf16 on a GPU. Hardware that would emulate "
         "bfloat16 trains in float32 instead.",
@@ -235,7 +241,7 @@ class HardwareSettings(BaseModel):
         description="torch.set_float32_matmul_precision; auto: high (TF32) on a GPU, medium (oneDNN) on a CPU if it is "
         "as accurate as float32.",
     )
-    compile: Annotated[Literal["auto", "yes", "no"], BeforeValidator(_yaml_text)] = Field(
+    compile: Literal["auto", "yes", "no"] = Field(
         "auto",
         description="Compile the model with torch's inductor; auto: for runs of at least 20,000 steps on a single GPU.",
     )
@@ -378,7 +384,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _option_value(option: str, key: str, inner: str, text: str | None) -> Any:
-    """Parse null, lists, quoted text and everything inside `model` as YAML; pydantic converts plain text by field."""
+    """Parse null, lists, quoted text and everything inside `model` as YAML; plain text is kept as written."""
     if text is None:
         if key in Recipe.model_fields and Recipe.model_fields[key].annotation is not bool:
             raise InputError(f"--{option} needs a value")
@@ -393,7 +399,16 @@ def _option_value(option: str, key: str, inner: str, text: str | None) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that a table has twice; PyYAML keeps the last value without a warning."""
+    """Reads null, and leaves other values as text, as on a command line, for pydantic to convert to a key's type.
+
+    YAML 1.1 would read 010 as 8, 1:30 as 90, yes as 1 and the tag 1.10 as 1.1. A key that a table has twice is refused;
+    PyYAML keeps the last value without a warning.
+    """
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
