@@ -212,6 +212,13 @@ def test_devices_and_pipes_are_written_directly(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_output_is_not_written_plain_under_the_name_of_a_compression(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a.txt.bz2: compressed outputs end in \.gz"):
+        with open_output(tmp_path / "a.txt.bz2"):
+            pass
+    assert not list(tmp_path.iterdir())
+
+
 def test_output_for_a_name_in_gz_is_compressed(tmp_path: Path) -> None:
     for name in ("a.gz", "b.gz"):
         with open_output(tmp_path / name) as stream:

@@ -87,6 +87,8 @@ def check_output(path: str | Path) -> Path:
     path = Path(path)
     if path.is_dir():
         raise InputError(f"{path} is a folder; give the name of a file")
+    if path.suffix in (".bz2", ".xz", ".zst", ".zip"):
+        raise InputError(f"{path}: compressed outputs end in .gz; give another name")
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     if not target.parent.is_dir():
         raise InputError(f"{path}: the folder {target.parent} does not exist")
