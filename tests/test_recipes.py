@@ -174,6 +174,7 @@ def test_a_value_means_the_same_in_a_file_and_as_an_option(tmp_path, line, optio
         ("seed: 1\n\nseed: 2", "mine.yaml is not YAML: line 3 gives seed a second time; give it once"),
         ("model:\n  dropout: 0.1\n  dropout: 0.2", "line 3 gives dropout a second time"),
         ("\xff\xfe\x00", "is not YAML"),
+        ("output_dir: ''", "mine.yaml: output_dir is '', must have at least 1 character"),
     ],
     ids=lambda text: text[:20],
 )

@@ -284,7 +284,7 @@ class Recipe(
     MAY_CHANGE if it may change when a run resumes.
     """
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, str_min_length=1)
 
     def settings(self) -> Settings:
         """Divide the recipe into the settings of each part."""
@@ -430,7 +430,8 @@ def _parse_yaml(text: str | bytes, where: str) -> Any:
 def _first_problem(error: ValidationError, source: dict[str, str], default_source: str) -> str:
     """Describe the first problem in one line: the file or option, the value and the limit."""
     problem = error.errors(include_url=False)[0]
-    message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    message = problem["msg"].removeprefix("Value error, ")
+    message = re.sub("^(Input|String) should ", "must ", message)
     message = message.partition(", unable to ")[0]  # what pydantic tried
     if not problem["loc"]:  # a combination: options of the command line that it names are to blame
         named = set(re.findall(r"\w+", message))
