@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from saved_model import ENGLISH, GERMAN, trained_tokenizer, untrained_model
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 from transformers import pipeline as typed_pipeline
@@ -175,11 +176,30 @@ def test_a_separate_target_tokenizer_decodes(tmp_path):
     # In the model's folder it is found automatically.
     model.save_pretrained(tmp_path)
     trained_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="300 tokens and the model's decoder 280; pass target_tokenizer="):
+    with pytest.raises(ValueError, match="300 source and 280 target tokens; it needs a second tokenizer .*: pass targ"):
         pipeline("translation", model=str(tmp_path), device="cpu")
+    with pytest.raises(ValueError, match="300 tokens and the model's decoder 280; pass target_tokenizer="):
+        pipeline("translation", model=str(tmp_path), target_tokenizer=trained_tokenizer(), device="cpu")
     target.save_pretrained(tmp_path / "target_tokenizer")
     loaded = pipeline("translation", model=str(tmp_path), device="cpu")
     assert loaded(TEXTS[:1]) == translate(TEXTS[:1])
+
+
+def test_the_tokenizer_of_the_sources_never_stands_in_for_that_of_another_vocabulary():
+    """Not even a small one, whose tokens the decoder has."""
+    model = untrained_model(decoder_vocab_size=400, share_encoder_decoder_embeddings=False)
+    with pytest.raises(ValueError, match="300 source and 400 target tokens"):
+        pipeline("translation", model=model, tokenizer=trained_tokenizer(), device="cpu")
+
+
+def test_a_target_tokenizer_that_cannot_be_downloaded_is_an_error(monkeypatch, tmp_path):
+    """A repository whose model and first tokenizer were loaded by the Auto classes, and then the network was lost."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    model = untrained_model(share_encoder_decoder_embeddings=False)
+    model.config._name_or_path = "someone/model"
+    with pytest.raises(OSError, match="couldn't connect"):
+        pipeline("translation", model=model, tokenizer=trained_tokenizer(), device="cpu")
 
 
 def test_a_saved_pipeline_loads_without_trust(translate, tmp_path):

@@ -80,7 +80,13 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         self.source_tokenizer = cast(Any, self.tokenizer)
         self.clean = choose_cleaning(self.source_tokenizer.backend_tokenizer.normalizer)
         self.languages = LanguageTokens(self.source_tokenizer.backend_tokenizer)
-        self.target_tokenizer = cast(Any, target_tokenizer or load_target_tokenizer(config) or self.tokenizer)
+        target_tokenizer = target_tokenizer or load_target_tokenizer(config)
+        if target_tokenizer is None and config.decoder_vocab_size != config.vocab_size:
+            raise ValueError(
+                f"the model has {config.vocab_size} source and {config.decoder_vocab_size} target tokens; it needs a "
+                "second tokenizer for its translations: pass target_tokenizer="
+            )
+        self.target_tokenizer = cast(Any, target_tokenizer or self.tokenizer)
         if len(self.target_tokenizer) > config.decoder_vocab_size:
             raise ValueError(
                 f"the target tokenizer has {len(self.target_tokenizer)} tokens and the model's decoder "
@@ -235,14 +241,22 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
 
 
 def load_target_tokenizer(config: Any) -> PreTrainedTokenizerFast | None:
-    """Return the target tokenizer in the model's folder or repository, or None if the languages share a vocabulary."""
+    """Return the target tokenizer in the model's folder or repository, or None if there is none.
+
+    Raises OSError if the repository cannot be reached: the tokenizer of the sources would decode to another text.
+    """
     if config.share_encoder_decoder_embeddings or not config._name_or_path:
         return None
     # The commit of the model: transformers 5.17 keeps it in the config, 5.23 only in the module name of remote code.
     commit = getattr(config, "_commit_hash", None) or next(re.finditer(r"\b[0-9a-f]{40}\b", __name__), [None])[0]
     place = {"revision": commit, "subfolder": TARGET_TOKENIZER}
-    found = cached_file(config._name_or_path, "tokenizer.json", **place, _raise_exceptions_for_missing_entries=False)
-    return None if found is None else PreTrainedTokenizerFast.from_pretrained(config._name_or_path, **place)
+    try:
+        cached_file(config._name_or_path, "tokenizer.json", **place)
+    except OSError as error:
+        if error.__cause__ is not None:  # without this error, transformers takes a lost connection for a missing file
+            raise
+        return None
+    return PreTrainedTokenizerFast.from_pretrained(config._name_or_path, **place)
 
 
 def register_pipeline() -> None:
