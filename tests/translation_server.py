@@ -45,11 +45,11 @@ class Address:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body, named)
         try:
-            response = urllib.request.urlopen(request)
+            with urllib.request.urlopen(request) as response:
+                status, content, given = response.status, response.read(), response.headers
         except urllib.error.HTTPError as error:
-            response = error
-        with response:
-            status, content, given = response.status, response.read(), response.headers
+            with error:
+                status, content, given = error.code, error.read(), error.headers
         is_json = given.get_content_type() == "application/json"
         return Answer(status, json.loads(content) if is_json else content.decode(), given)
 
