@@ -28,12 +28,21 @@ EMBEDDED = "embedded"  # `data: embedded` is the demo's corpus
 MICRO_BATCHES = 8  # of a step, one for each GPU of the paper
 
 
+BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}  # in YAML 1.1
+
+
+def _yes_or_no(value: Any) -> Any:
+    """Return "yes" or "no" for a word of BOOLEANS, else the value."""
+    found = BOOLEANS.get(str(value).lower())
+    return value if found is None else ("no", "yes")[found]
+
+
 def _model_value(value: Any) -> Any:
     """Return the boolean or the number that a text is, else the value; the config checks the types of its fields."""
     if not isinstance(value, str):
         return value
-    if value.lower() in ("true", "yes", "on", "false", "no", "off"):
-        return value.lower() in ("true", "yes", "on")
+    if value.lower() in BOOLEANS:
+        return BOOLEANS[value.lower()]
     for kind in (int, float):
         with suppress(ValueError):
             return kind(value)
@@ -226,7 +235,7 @@ class HardwareSettings(BaseModel):
         description="Number of processes. `vaswani-transformer train` starts this many (null: as many as Accelerate's "
         "configuration says or, without one, one per GPU); under `accelerate launch` it must match.",
     )
-    mixed_precision: Literal["no", "bf16", "fp16"] | None = Field(
+    mixed_precision: Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(_yes_or_no)] | None = Field(
         None,
         description="Mixed precision; null: that of `accelerate launch`, or bf16 on a GPU. Hardware that would emulate "
         "bfloat16 trains in float32 instead.",
@@ -241,7 +250,7 @@ class HardwareSettings(BaseModel):
         description="torch.set_float32_matmul_precision; auto: high (TF32) on a GPU, medium (oneDNN) on a CPU if it is "
         "as accurate as float32.",
     )
-    compile: Literal["auto", "yes", "no"] = Field(
+    compile: Annotated[Literal["auto", "yes", "no"], BeforeValidator(_yes_or_no)] = Field(
         "auto",
         description="Compile the model with torch's inductor; auto: for runs of at least 20,000 steps on a single GPU.",
     )
@@ -399,14 +408,14 @@ def _option_value(option: str, key: str, inner: str, text: str | None) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads null, and leaves other values as text, as on a command line, for pydantic to convert to a key's type.
+    """Reads null and the merge key <<; leaves other values as text, as on a command line.
 
-    YAML 1.1 would read 010 as 8, 1:30 as 90, yes as 1 and the tag 1.10 as 1.1. A key that a table has twice is refused;
-    PyYAML keeps the last value without a warning.
+    Pydantic converts them to the type of a key. YAML 1.1 would read 010 as 8, 1:30 as 90, yes as 1 and the tag
+    1.10 as 1.1. A key that a table has twice is refused; PyYAML keeps the last value without a warning.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
+        first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith((":null", ":merge"))]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
