@@ -609,12 +609,12 @@ def test_a_file_in_place_of_its_folder_is_explained(tmp_path, load):
         load("train", data=str(tmp_path / "p.tsv"))
 
 
-@pytest.mark.parametrize("name", ["mine.en", "mine.de.gz"])
-def test_one_of_two_files_in_place_of_their_name_is_explained(tmp_path, load, name):
+@pytest.mark.parametrize(("name", "corpus"), [("mine.en", "mine"), ("mine.de.gz", "mine"), ("en", "{language}")])
+def test_one_of_two_files_in_place_of_their_name_is_explained(tmp_path, load, name, corpus):
     (tmp_path / name).write_bytes(b"a\n")
-    with pytest.raises(InputError, match=f"use --data {re.escape(str(tmp_path))} --train mine$"):
+    with pytest.raises(InputError, match=f"use --data {re.escape(str(tmp_path))} --train {re.escape(corpus)}$"):
         load("train", data=str(tmp_path / name))
-    with pytest.raises(InputError, match=re.escape(f"{name} is one of two files; mine names both of them")):
+    with pytest.raises(InputError, match=re.escape(f"{name} is one of two files; {corpus} names both of them")):
         load(name)
 
 

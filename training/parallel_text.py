@@ -346,7 +346,7 @@ def _existing(settings: TextSettings, name: str) -> Path:
 def _corpus_name(settings: TextSettings, file: str) -> str:
     """Return the name of the corpus in a file: that of a language's file ends before the language."""
     corpus, _, extension = file.removesuffix(".gz").rpartition(".")
-    return corpus if extension in settings.languages else file
+    return (corpus or "{language}") if extension in settings.languages else file
 
 
 def _files_named(settings: TextSettings, name: str) -> list[Path]:
