@@ -282,7 +282,7 @@ def test_batches_are_larger_on_a_gpu(translator, monkeypatch):
         ({"num_beams": 10**9}, "1000"),
         ({"num_beams": True}, "num_beams is True; it must be an integer"),
         ({"num_beams": 2.5}, "num_beams is 2.5; it must be an integer"),
-        ({"num_return_sequences": 5}, r"between 1 and 4 \(num_beams; raise it, too\)"),
+        ({"num_return_sequences": 5}, r"between 1 and 4 \(num_beams; raise it for more\)"),
         ({"batch_tokens": 0}, "batch_tokens is 0"),
         ({"workers": 0}, "workers is 0"),
         ({"max_source_length": 3}, "max_source_length is 3"),

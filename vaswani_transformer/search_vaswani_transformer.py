@@ -92,7 +92,7 @@ class SearchSettings:
         for name, (least, most) in limits.items():  # numpy's integers become Python's
             object.__setattr__(self, name, check_number(name, getattr(self, name), least, most))
         returned = check_number(
-            "num_return_sequences", self.num_return_sequences, 1, self.num_beams, "num_beams; raise it, too"
+            "num_return_sequences", self.num_return_sequences, 1, self.num_beams, "num_beams; raise it for more"
         )
         object.__setattr__(self, "num_return_sequences", returned)
 
