@@ -117,7 +117,7 @@ def start(folder: Path, body: str, redirection: str = "") -> subprocess.Popen[st
 
 
 # A module that, like numpy's, catches what a signal raises during its import.
-# It sleeps for short times: Python handles a signal between two calls, and not during the second of them.
+# Its sleeps are short: Python handles a signal that arrives just before a sleep only at the end of the sleep.
 SLEEP = "[time.sleep(0.1) for _ in range(6000)]"
 SLOW = f"import time\nprint('importing', flush=True)\ntry: {SLEEP}\nexcept BaseException: {SLEEP}\n"
 

@@ -155,7 +155,7 @@ def claim_report(error: BaseException) -> bool:
 
 
 def exit_on_signals() -> AbstractContextManager[object]:
-    """Make SIGINT, SIGTERM and SIGHUP end the program meanwhile, with `end_now`.
+    """Return a context in which SIGINT, SIGTERM and SIGHUP end the program with `end_now`.
 
     Two commands handle them otherwise: `train` saves (training/stopping.py), `serve` finishes its requests (`Server` in
     serving/connections.py). `translate --output` keeps what is complete (translate_file.py).
