@@ -26,8 +26,6 @@ SHIPPED = Path(__file__).parent / "recipes"
 LARGEST_VOCABULARY = 1_000_000
 EMBEDDED = "embedded"  # `data: embedded` is the demo's corpus
 MICRO_BATCHES = 8  # of a step, one for each GPU of the paper
-
-
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}  # in YAML 1.1
 
 

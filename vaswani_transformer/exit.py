@@ -157,8 +157,8 @@ def claim_report(error: BaseException) -> bool:
 def exit_on_signals() -> AbstractContextManager[object]:
     """Return a context in which SIGINT, SIGTERM and SIGHUP end the program with `end_now`.
 
-    Two commands handle them otherwise: `train` saves (training/stopping.py), `serve` finishes its requests (`Server` in
-    serving/connections.py). `translate --output` keeps what is complete (translate_file.py).
+    Two commands handle them otherwise: `train` saves (training/stopping.py), `serve` finishes its requests, but
+    not on SIGHUP (`Server` in serving/connections.py). `translate --output` keeps what is complete (translate_file.py).
 
     A signal that the parent ignores (nohup), or that has another handler, keeps it.
     """
