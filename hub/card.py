@@ -1,7 +1,7 @@
 """Writes the model card and its plots.
 
-`card.template` is the text, and markdown.py writes the values into it. Every number is read from a file or computed;
-missing information is stated in the card.
+`card.template` is the text, and markdown.py writes the values into it. Every number is computed or read from a file, by
+provenance.py: scores are the rows of results with the hash of these weights. The card states what is missing.
 """
 
 import io
@@ -17,7 +17,7 @@ from vaswani_transformer import VaswaniTransformerConfig, __version__
 from vaswani_transformer.attention_maps import attention_maps
 from vaswani_transformer.languages import name_languages
 from vaswani_transformer.languages_vaswani_transformer import find_language, split_code
-from vaswani_transformer.model_folder import CODE_FILES, ONNX, SWITCHES
+from vaswani_transformer.model_folder import CODE_FILES, ONNX, SIZES, SWITCHES
 from vaswani_transformer.modeling_vaswani_transformer import searches_as_transformers
 from vaswani_transformer.onnx_translator import graph_inputs, onnx_file_name
 from vaswani_transformer.pictures import attention_figure
@@ -37,9 +37,7 @@ TEMPLATE = Path(__file__).with_name("card.template")
 MOST_NAMES = 8  # languages that a sentence names; a table of tokens lists more
 EXAMPLES = {"en": "Do they come from Germany?", "de": "Kommen sie aus Deutschland?", "fr": "La maison est petite."}
 
-SIZES = ("vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads",
-         "decoder_attention_heads", "d_k", "d_v", "encoder_ffn_dim", "decoder_ffn_dim", "dropout",
-         "learned_positions")  # fmt: skip
+LISTED_SIZES = (*SIZES, "dropout", "learned_positions")
 OTHER_SWITCHES = ("attention_dropout", "activation_dropout", "share_encoder_decoder_embeddings", "tie_word_embeddings")
 
 
@@ -90,7 +88,7 @@ def write_card(
         of_transformers=searches_as_transformers(translator.model),
         languages=describe_languages(provenance),
         language_tokens=translator.languages.tokens if translator.languages.are_needed else [],
-        sizes={name: getattr(config, name) for name in SIZES if getattr(config, name) is not None},
+        sizes={name: getattr(config, name) for name in LISTED_SIZES if getattr(config, name) is not None},
         departures=departures(config),
         provenance=provenance,
         command=public_command(provenance.run.get("command") or ""),
@@ -189,7 +187,7 @@ def departures(config: VaswaniTransformerConfig) -> Markdown:
     if different:
         values = ", ".join(f"{code(name)} {show(getattr(config, name))}" for name in different)
         return Markdown(f"Differences from the paper: {values}.")
-    if all(getattr(config, name) == getattr(paper, name) for name in SIZES):
+    if all(getattr(config, name) == getattr(paper, name) for name in LISTED_SIZES):
         return Markdown("This is the paper's base model.")
     return Markdown("The architecture is the paper's, with the sizes above.")
 

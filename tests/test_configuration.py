@@ -91,7 +91,7 @@ def test_every_field_that_changes_what_a_model_computes_is_known_to_exports_and_
     assert fields - {*FIXED_ENTRIES} == {"bos_token_id"} | of_calls | matrices | dropout
     ids = {"bos_token_id", "decoder_start_token_id", "pad_token_id", "eos_token_id"}
     positions = {"max_position_embeddings"}  # `learned_positions` in a card
-    assert fields - {*card.SIZES, *SWITCHES, *card.OTHER_SWITCHES} == ids | of_calls | positions
+    assert fields - {*card.LISTED_SIZES, *SWITCHES, *card.OTHER_SWITCHES} == ids | of_calls | positions
 
 
 def test_common_field_names_are_aliases() -> None:

@@ -110,6 +110,9 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     `decoder_attention_heads` (h); `d_k`, `d_v` (default d_model / h); `encoder_ffn_dim`, `decoder_ffn_dim` (d_ff);
     `dropout` (P_drop). Beam size, length penalty and maximum length belong to the generation config.
 
+    To add a field, write it and its check here, and name it in SIZES or SWITCHES of the package's model_folder.py: what
+    exports, averages, conversions and cards compare.
+
     Raises `ValueError` naming the field for a value out of range, and huggingface_hub's `StrictDataclassError` for a
     value of the wrong type.
 

@@ -36,12 +36,12 @@ SWITCHES = (
     "position_embedding_type", "position_base", "position_offset", "norm_position", "encoder_final_norm",
     "decoder_final_norm", "layer_norm_eps", "attention_bias", "output_bias", "activation_function",
 )  # fmt: skip
-# Entries of config.json that determine, with the weights, what a model computes: exports and averages compare them.
-FIXED_ENTRIES = (
+SIZES = (
     "vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads",
-    "decoder_attention_heads", "d_k", "d_v", "encoder_ffn_dim", "decoder_ffn_dim", "max_position_embeddings",
-    *SWITCHES, "decoder_start_token_id", "pad_token_id", "eos_token_id",
+    "decoder_attention_heads", "d_k", "d_v", "encoder_ffn_dim", "decoder_ffn_dim",
 )  # fmt: skip
+# Entries of config.json that determine, with the weights, what a model computes: exports and averages compare them.
+FIXED_ENTRIES = *SIZES, "max_position_embeddings", *SWITCHES, "decoder_start_token_id", "pad_token_id", "eos_token_id"
 LARGEST_SIZE = 10_000_000  # of a vocabulary, or of learned positions
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
