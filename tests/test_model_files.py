@@ -48,7 +48,7 @@ def test_an_intact_folder_loads_as_it_was_saved(model_folder):
     for name, tensor in trained_model().state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
     assert not loaded.training and loaded.generation_config.to_dict()["extra_length"] == 50
-    assert load_tokenizer(model_folder, loaded.config).vocab_size == VOCABULARY
+    assert load_tokenizer(model_folder).vocab_size == VOCABULARY
 
 
 def test_a_model_is_as_it_was_loaded_although_its_file_is_overwritten(folder):

@@ -139,13 +139,12 @@ def load_tensors(file: Path) -> dict[str, Tensor]:
         ) from None
 
 
-def load_tokenizer(folder: str | Path, config: VaswaniTransformerConfig | None = None) -> PreTrainedTokenizerFast:
-    """Load the tokenizer of a folder. With a config, check that its ids fit the model's vocabulary.
+def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
+    """Load the tokenizer of a folder, without its model.
 
     Raises BrokenFileError naming tokenizer.json or tokenizer_config.json, and InputError, see `read_tokenizer`.
     """
-    tokenizer = read_tokenizer(Path(folder), getattr(config, "vocab_size", None))
-    return wrap_tokenizer(tokenizer, Path(folder), config)
+    return wrap_tokenizer(read_tokenizer(Path(folder)), Path(folder))
 
 
 def wrap_tokenizer(

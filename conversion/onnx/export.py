@@ -14,7 +14,7 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Mo
 from vaswani_transformer.files import file_sha256, write_json
 from vaswani_transformer.languages import read_languages
 from vaswani_transformer.lines import read_lines
-from vaswani_transformer.loading import load_model, load_tokenizer
+from vaswani_transformer.loading import load_model, wrap_tokenizer
 from vaswani_transformer.model_folder import EXPORT_RECORD, SETTINGS_FILES, ModelFolder, hash_weights
 from vaswani_transformer.tokenizer_files import plain_tokenizer
 
@@ -148,7 +148,7 @@ def check_and_load_tokenizer(folder: ModelFolder, model: Model, required: bool =
     if not (required or (folder.path / "tokenizer.json").exists()):
         return None
     assert folder.target_tokenizer  # which raises an error if it is missing or of another model
-    return load_tokenizer(folder.path, model.config)
+    return wrap_tokenizer(folder.tokenizer, folder.path, model.config)
 
 
 def require_inputs(graph: ModelProto, inputs: Container[str]) -> None:
