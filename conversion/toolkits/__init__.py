@@ -1,4 +1,7 @@
-"""One file per toolkit; hugging_face.py and tutorials.py have several. Importing them fills READERS and WRITERS."""
+"""One file per toolkit; hugging_face.py and tutorials.py have several. Importing them fills READERS and WRITERS.
+
+conversion/__init__.py says how to add one.
+"""
 # ruff: noqa: F401
 
 from ..toolkit import READERS, WRITERS

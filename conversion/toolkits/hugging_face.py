@@ -294,20 +294,19 @@ def read_fast_tokenizers(folder: Path, rows: list[int], ids: Mapping[str, Any]) 
     folders = {"source": folder, "target": folder / TARGET_TOKENIZER}
     folders["target"] = folders["target"] if folders["target"].is_dir() else folder
     try:
-        read = [load_tokenizer(folders[side], size) for side, size in zip(SIDES, rows, strict=True)]
+        read = [read_fast_tokenizer(folders[side], size) for side, size in zip(SIDES, rows, strict=True)]
     except ValueError as error:
         return number_tokens([], rows, f"transformers cannot load tokenizer.json ({error})", **ids)
     (source, unknown, _), (target, *_) = read
     vocabulary = Vocabulary(source, target, **{**ids, "unknown": unknown})
     for side, (*_, content) in zip(SIDES, read, strict=True):
-        content["post_processor"] = None
         tokenizer = Tokenizer.from_str(json.dumps(content))
         vocabulary.tokenizers[side] = vocabulary.add_post_processor(tokenizer, side)
     return vocabulary
 
 
-def load_tokenizer(folder: Path, rows: int) -> tuple[list[str], int | None, dict[str, Any]]:
-    """Return the tokens of tokenizer.json by id, the id of the unknown one, and the content of the file.
+def read_fast_tokenizer(folder: Path, rows: int) -> tuple[list[str], int | None, dict[str, Any]]:
+    """Return the tokens of tokenizer.json by id, the id of the unknown one, and the file without its post_processor.
 
     rows: the number of embeddings. Raises ValueError.
     """
@@ -317,7 +316,8 @@ def load_tokenizer(folder: Path, rows: int) -> tuple[list[str], int | None, dict
     except Exception as error:  # transformers raises many kinds
         raise ValueError(one_line(str(error))[:200]) from None
     # A token that was added to the tokenizer alone, such as <mask>, has no embedding.
-    content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < rows]
+    added = [token for token in content["added_tokens"] if token["id"] < rows]
+    content |= {"added_tokens": added, "post_processor": None}
     by_id = {id: token for token, id in tokenizer.get_vocab().items()}
     return [by_id.get(id, f"<unused {id}>") for id in range(rows)], tokenizer.unk_token_id, content
 

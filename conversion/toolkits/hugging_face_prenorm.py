@@ -39,11 +39,11 @@ from .hugging_face import (
     THEIR_SHARED,
     compute_logits,
     find_model_type,
-    load_tokenizer,
     make_embedding_rules,
     make_generation_settings,
     make_layer_rules,
     read_added_tokens,
+    read_fast_tokenizer,
     read_search,
     read_transformers_model,
 )
@@ -138,7 +138,7 @@ def read_vocabulary(
     if not find_file(folder, *TOKENIZERS):  # transformers would return a tokenizer without tokens
         return number_tokens([], [rows, rows], f"there is no {TOKENIZERS[0]}; {REMEDY}", unknown=None, **ids)
     try:
-        tokens, unknown, content = load_tokenizer(folder, rows)
+        tokens, unknown, content = read_fast_tokenizer(folder, rows)
     except ValueError as error:
         return number_tokens([], [rows, rows], f"transformers cannot load it ({error}); {REMEDY}", unknown=None, **ids)
     vocabulary = Vocabulary(tokens, [*tokens], unknown=unknown, **ids)
@@ -147,7 +147,6 @@ def read_vocabulary(
         vocabulary.hide_languages({token["content"]: token["content"] for token in added})
         for token in added:
             token["content"] = vocabulary.languages[token["content"]]
-    content["post_processor"] = None
     for side in SIDES:
         tokenizer = Tokenizer.from_str(json.dumps(content))
         vocabulary.tokenizers[side] = vocabulary.add_post_processor(tokenizer, side)
