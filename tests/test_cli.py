@@ -20,6 +20,7 @@ from saved_model import ENGLISH, GERMAN, VOCABULARY, change_json, saved_model, t
 from training_runs import SMALL, options_of
 from transformers import AutoTokenizer
 
+from training.parallel_text import FORMATS
 from vaswani_transformer import TorchTranslator, Translator, __version__
 from vaswani_transformer.cli import main
 from vaswani_transformer.translator import Hypothesis
@@ -319,9 +320,14 @@ def test_tokenizer_trains_a_folder_that_autotokenizer_loads(parallel, tmp_path, 
     assert [path.name for path in folder.parent.iterdir()] == ["tokenizer"]
 
     new = tmp_path / "big"
-    (tmp_path / "pairs.tsv.gz").touch()
+    suffixes = [name.removeprefix("NAME") for name in FORMATS if name.startswith("NAME.")]
+    for suffix in suffixes:
+        (tmp_path / f"pairs{suffix}.gz").touch()
     for words, named in [
-        ([tmp_path / "pairs.tsv.gz", "--output", new], "is not plain text; `train` trains a tokenizer on .tsv files"),
+        *(
+            ([tmp_path / f"pairs{suffix}.gz", "--output", new], f"trains a tokenizer on {suffix} files itself")
+            for suffix in suffixes
+        ),
         ([*files, "--vocab-size", "300", "--output", folder], "is not empty"),
         ([*files, "--vocab-size", "300", "--output", files[0]], "is a file"),
         ([*files, "--vocab-size", "9000", "--output", new], "vocab_size 9000 is larger"),

@@ -532,9 +532,9 @@ def _ends_with(suffix: str) -> Callable[[TextSettings, str], bool]:
 
 
 # The first format that fits opens a corpus. To add one, write a function that returns a ParallelText, and a row above
-# the last, which fits every name; docs/how-to/train.md and `train` in recipe.py describe the formats. Compression is no
-# part of one: `open_text` in vaswani_transformer/lines.py decompresses .gz; `_files_named` and `_ends_with` here allow
-# for it in names.
+# the last, which fits every name; docs/how-to/train.md, `train` in recipe.py and `tokenizer` in cli.py name formats.
+# Compression is no part of one: `open_text` in vaswani_transformer/lines.py decompresses .gz; `_files_named` and
+# `_ends_with` here allow for it in names.
 FORMATS: dict[str, Format] = {
     "a split of `dataset`": Format(lambda settings, _: settings.dataset is not None, open_dataset),
     "a split of the demo's corpus": Format(lambda settings, _: settings.data == EMBEDDED, open_embedded),
