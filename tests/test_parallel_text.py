@@ -29,7 +29,6 @@ from vaswani_transformer.languages_vaswani_transformer import find_language
 from vaswani_transformer.tokenization import train_tokenizer
 
 PAIRS = [("A man sleeps.", "Ein Mann schläft."), ('He says "yes".', 'Er sagt "ja".')]
-FRAME = pandas.DataFrame(PAIRS, columns=["en", "de"])
 
 
 @pytest.fixture
