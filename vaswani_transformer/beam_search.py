@@ -16,8 +16,8 @@ A hypothesis is *finished* when it has ended in </s>. The search of a sentence s
   enough (`SearchSettings.lookahead`).
 * at its limit (`Memory.limits`): |source| + `extra_length` tokens, or `max_new_tokens`.
 
-Done sentences stay in the batch until an eighth of it is done or one sentence is at its limit; `Step` in
-conversion/onnx/torch_export.py repeats this rule for ONNX, which runs the same `step`.
+Done sentences stay in the batch until an eighth of it is done or one sentence is at its limit. In ONNX, which runs the
+same `step`, `Step` in conversion/onnx/torch_export.py repeats this rule for the loops in single_graph.py.
 
 `start` and `step` have no data-dependent control flow, so torch.export can trace them; `beam_search` runs the loop.
 """

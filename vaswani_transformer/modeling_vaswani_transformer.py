@@ -301,7 +301,11 @@ class DecoderLayer(TransformerLayer):
 
 
 class VaswaniTransformerPreTrainedModel(PreTrainedModel):
-    """Base of all models: initialisation, saving, and the capabilities that transformers asks for."""
+    """Base of all models: initialisation, and the capabilities that transformers asks for.
+
+    `from_pretrained` is that of transformers, which fills missing tensors with random numbers and only logs it. The
+    package's `Translator.from_pretrained` refuses such folders.
+    """
 
     config: VaswaniTransformerConfig
     base_model_prefix = "model"
@@ -1086,7 +1090,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         length_penalty: float,
         **state,
     ):
-        """Add the continuations of this step that finish to the finished hypotheses."""
+        """Add the continuations that finish in this step to the finished hypotheses; `score_divisor` ranks them."""
         search = running_search()
         search.record_call(
             "_update_finished_beams",

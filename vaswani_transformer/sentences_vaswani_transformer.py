@@ -3,8 +3,9 @@
 Models are trained on single sentences; given two at once, they often omit the second. What stands between the
 sentences is copied: white space, line breaks, and parts without a letter such as bullets, rules, emoji and numbers. So
 are code between fences, addresses, and tags around a sentence.
-`split_text` splits and `join_texts` joins, for Translator and the pipeline; hub/space-static/sentences.js follows the
-same rules. This file is published with the pipeline and imports nothing but the standard library and files like it.
+`split_text` splits, and `cut_to_limit` a sentence that is too long; `join_texts` joins. Translator and the pipeline use
+them; hub/space-static/sentences.js follows the same rules. This file is published with the pipeline and imports nothing
+but the standard library and files like it.
 """
 
 import json

@@ -1,4 +1,8 @@
-"""Translate numbered lines of text into lines of output, and list the translations that a reader should look at."""
+"""Translate numbered lines of text into lines of output, and list the translations that a reader should look at.
+
+`translate` in cli.py reads chunks of lines. `number_chunks` numbers them, `Translator.find_in_chunks` translates them,
+`OutputColumns.format` makes the lines of output; cli.py writes these to a stream, or translate_file.py to a file.
+"""
 
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator
