@@ -116,7 +116,7 @@ def test_a_damaged_checkpoint_is_moved_aside_and_named(root):
         checkpoints.newest_intact(root, said.append)
 
 
-def test_checkpoints_of_another_user_are_not_called_damaged(tmp_path):
+def test_checkpoints_of_another_user_are_not_called_damaged():
     """As after a run in a container, where the user was root."""
     with shared_folder() as root:
         for step in (10, 20):

@@ -134,7 +134,7 @@ def m2m100_tokenizer(folder: Path, kind: str) -> Any:
     return M2M100Tokenizer(**files, src_lang="de", tgt_lang="fr")
 
 
-def nllb_tokenizer(folder: Path) -> Any:
+def nllb_tokenizer() -> Any:
     """A tokenizer of letters and a few merges, as tokenizer.json."""
     letters = sorted(set("".join(ENGLISH + GERMAN)) - {" "})
     merges = [("t", "h"), ("▁", "th"), ("e", "r"), ("▁", "d"), ("▁d", "er")]
@@ -147,7 +147,7 @@ def nllb_tokenizer(folder: Path) -> Any:
 @pytest.mark.parametrize("which", ["m2m100 unigram", "m2m100 bpe", "nllb"])
 def test_multilingual_models_translate_as_in_transformers(which: str, tmp_path: Path):
     theirs = tmp_path / "theirs"
-    tokenizer = nllb_tokenizer(theirs) if which == "nllb" else m2m100_tokenizer(theirs, which.split()[1])
+    tokenizer = nllb_tokenizer() if which == "nllb" else m2m100_tokenizer(theirs, which.split()[1])
     source, target = NLLB if which == "nllb" else ["de", "fr"]
     rows = len(tokenizer) if which == "nllb" else max(tokenizer.lang_code_to_id.values()) + 9
     model = random_model("m2m_100", vocab_size=rows, max_position_embeddings=200)
@@ -182,7 +182,7 @@ def test_multilingual_models_translate_as_in_transformers(which: str, tmp_path: 
 
 def test_an_edited_forced_token_is_not_written(tmp_path: Path, refused):
     """The tokenizer that is written has the language for which the model was converted."""
-    tokenizer = nllb_tokenizer(tmp_path / "theirs")
+    tokenizer = nllb_tokenizer()
     random_model("m2m_100", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "theirs")
     tokenizer.save_pretrained(tmp_path / "theirs")
     main([str(tmp_path / "theirs"), str(tmp_path / "ours"), "--source-language", "en", "--target-language", "de"])
@@ -258,7 +258,7 @@ def test_a_tokenizer_without_languages_is_named(tmp_path: Path, refused):
 
 def test_tokens_without_an_embedding_are_text(tmp_path: Path):
     """A tokenizer may have tokens that were added to it later, such as <mask>, and that no model has seen."""
-    tokenizer = nllb_tokenizer(tmp_path / "theirs")
+    tokenizer = nllb_tokenizer()
     rows = tokenizer.convert_tokens_to_ids("eng_Latn") + 1
     random_model("m2m_100", vocab_size=rows, max_position_embeddings=200).save_pretrained(tmp_path / "theirs")
     tokenizer.save_pretrained(tmp_path / "theirs")
@@ -268,8 +268,8 @@ def test_tokens_without_an_embedding_are_text(tmp_path: Path):
     assert max(translator.tokenizer("zul_Latn a <mask>")["input_ids"]) < rows
 
 
-def test_the_languages_must_be_chosen(tmp_path: Path, refused, capsys):
-    tokenizer = nllb_tokenizer(tmp_path / "theirs")
+def test_the_languages_must_be_chosen(tmp_path: Path, refused):
+    tokenizer = nllb_tokenizer()
     random_model("m2m_100", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "theirs")
     tokenizer.save_pretrained(tmp_path / "theirs")
     for given, said in [

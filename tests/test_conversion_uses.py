@@ -126,7 +126,7 @@ def test_a_fine_tuned_model_of_opus_mt_returns_to_plain_transformers(two_vocabul
 def test_a_fine_tuned_m2m100_or_nllb_returns_to_plain_transformers(kind: str, tmp_path: Path):
     """Its tokenizer then puts the converted pair's language in front of sources, not the one that it had before."""
     theirs, back = tmp_path / "theirs", tmp_path / "back"
-    tokenizer = nllb_tokenizer(theirs) if kind == "nllb" else m2m100_tokenizer(theirs, "bpe")
+    tokenizer = nllb_tokenizer() if kind == "nllb" else m2m100_tokenizer(theirs, "bpe")
     source, target = ("deu_Latn", "eng_Latn") if kind == "nllb" else ("fr", "de")  # the tokenizer has the reverse
     rows = len(tokenizer) if kind == "nllb" else max(tokenizer.lang_code_to_id.values()) + 9
     model = random_model("m2m_100", vocab_size=rows, max_position_embeddings=200)

@@ -479,7 +479,7 @@ def hub(template, exported, tmp_path_factory) -> Iterator[HubServer]:
     command = "vaswani-transformer push demo/model owner/name"
     shell(f"{command} --onnx {exported / 'onnx'} --to-folder {folder / 'ours'}", template)
     opus_folder(folder / "gem", [">>deu<<", ">>nld<<"], two_vocabularies=False)
-    tokenizer = nllb_tokenizer(folder / "nllb")
+    tokenizer = nllb_tokenizer()
     random_model("m2m_100", vocab_size=len(tokenizer), max_position_embeddings=200).save_pretrained(folder / "nllb")
     tokenizer.save_pretrained(folder / "nllb")
     repositories = {

@@ -299,7 +299,7 @@ def test_local_files_only_takes_what_was_downloaded(hub, tmp_path, refused):
     assert len(hub.log) == before
 
 
-def test_python_names_the_command_that_converts(tmp_path):
+def test_python_names_the_command_that_converts():
     with pytest.raises(InputError, match=r"model_type is 'marian'; .*; convert it: vaswani-transformer convert /"):
         Translator.from_pretrained(golden("hf-marian"))
 

@@ -35,9 +35,7 @@ def test_eager_equals_sdpa(tiny_model: ModelMaker, norm_position: str, sizes: di
 
 
 @pytest.mark.parametrize("target_length", [1, 4, 5, 9])
-def test_flash_masks_hide_padding_in_cross_attention(
-    tiny_model: ModelMaker, monkeypatch: pytest.MonkeyPatch, target_length: int
-) -> None:
+def test_flash_masks_hide_padding_in_cross_attention(tiny_model: ModelMaker, target_length: int) -> None:
     """Uses transformers' flash masks with torch's kernel, because flash attention needs a GPU.
 
     transformers would unpad the queries of cross-attention by a mask of the keys, so such a mask must not arrive.

@@ -521,7 +521,7 @@ def test_an_index_cannot_name_files_outside_the_folder(folder, file, tmp_path):
     assert "outside the folder, and is not read" in refusal(folder)
 
 
-def test_a_config_cannot_name_other_weights(folder, tmp_path):
+def test_a_config_cannot_name_other_weights(folder):
     change_json(folder / "config.json", transformers_weights="../elsewhere.safetensors")
     loaded = load_model(folder, device="cpu")
     assert torch.equal(loaded.lm_head.weight, trained_model().lm_head.weight)

@@ -161,7 +161,7 @@ def test_alignments_need_a_graph_with_attention(exported: Path, folder: Path) ->
 
 
 @pytest.mark.slow
-def test_the_readme_code_prints_the_attention(exported: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readme_code_prints_the_attention(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     monkeypatch.chdir(folder)
     with contextlib.redirect_stdout(io.StringIO()) as printed:

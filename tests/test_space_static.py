@@ -156,6 +156,16 @@ def exported(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def translator_js(tmp_path: Path, exported: Path, packages: Path) -> str:
+    """The address of translator.js in a page whose runtime is empty."""
+    (packages / "onnxruntime-web" / "dist" / RUNTIME[0]).write_text("export const env = {};")
+    (exported / "export.json").write_text(json.dumps({"graphs": {"model.onnx": sha256(b"graph").hexdigest()}}))
+    done = assemble(exported, tmp_path / "page", packages)
+    assert done.returncode == 0, done.stderr
+    return (tmp_path / "page" / "translator.js").as_uri()
+
+
 def test_the_service_worker_caches_every_file_of_the_page(tmp_path: Path, exported: Path, packages: Path) -> None:
     done = assemble(exported, tmp_path / "page", packages)
     assert done.returncode == 0, done.stderr
@@ -219,15 +229,9 @@ def test_a_wrong_option_is_refused(tmp_path: Path, exported: Path, packages: Pat
         {"extra_length": 3, "max_new_tokens": 5},
     ],
 )
-def test_the_page_limits_translations_as_in_python(
-    tmp_path: Path, exported: Path, packages: Path, settings: dict[str, int]
-) -> None:
-    (packages / "onnxruntime-web" / "dist" / RUNTIME[0]).write_text("export const env = {};")
-    (exported / "export.json").write_text(json.dumps({"graphs": {"model.onnx": sha256(b"graph").hexdigest()}}))
-    done = assemble(exported, tmp_path / "page", packages)
-    assert done.returncode == 0, done.stderr
+def test_the_page_limits_translations_as_in_python(translator_js: str, settings: dict[str, int]) -> None:
     program = f"""
-        import {{ Translator }} from '{(tmp_path / "page" / "translator.js").as_uri()}';
+        import {{ Translator }} from '{translator_js}';
         const page = new Translator({{ inputNames: [] }}, {{ symbols: new Map() }}, {{}}, {json.dumps(settings)}, {{}});
         console.log(JSON.stringify([page.maxNewTokens, page.extraLength]));
     """
@@ -239,16 +243,12 @@ def test_the_page_limits_translations_as_in_python(
 @pytest.mark.parametrize("inputs", [["num_beams"], ["num_beams", "no_repeat_ngram_size", "repetition_penalty"], []])
 @pytest.mark.parametrize("settings", [{}, {"no_repeat_ngram_size": 3}, {"repetition_penalty": 1.2}])
 def test_the_page_refuses_settings_that_its_graph_would_ignore(
-    tmp_path: Path, exported: Path, packages: Path, inputs: list[str], settings: dict[str, float]
+    translator_js: str, inputs: list[str], settings: dict[str, float]
 ) -> None:
     """They were edited after the export. A graph with defaults shows no inputs, and has them inside."""
-    (packages / "onnxruntime-web" / "dist" / RUNTIME[0]).write_text("export const env = {};")
-    (exported / "export.json").write_text(json.dumps({"graphs": {"model.onnx": sha256(b"graph").hexdigest()}}))
-    done = assemble(exported, tmp_path / "page", packages)
-    assert done.returncode == 0, done.stderr
     session = json.dumps({"inputNames": inputs})
     program = f"""
-        import {{ Translator }} from '{(tmp_path / "page" / "translator.js").as_uri()}';
+        import {{ Translator }} from '{translator_js}';
         new Translator({session}, {{ symbols: new Map() }}, {{}}, {json.dumps(settings)}, {{}});
     """
     loaded = node("--input-type=module", "--eval", program, check=False)

@@ -1,4 +1,4 @@
-"""training/checkpoints.py and training/stopping.py: limits, signals, and steps without a finite gradient."""
+"""What stops a run: limits, signals, and steps without a finite gradient (training/stopping.py, checkpoints.py)."""
 
 import signal
 
