@@ -1,4 +1,4 @@
-"""Collects the files to publish: weights, configuration, code, tokenizers and ONNX exports; card.py adds its own.
+"""Collects the files to publish: weights, configuration, code, tokenizers and ONNX exports (card.py: card and plots).
 
 `Files` maps a name in the repository to its content, or to a large local file. Other files in the folder (checkpoints,
 the tokenised corpus, logs) are not uploaded. Of the published files, only the parts that the package reads are kept:
