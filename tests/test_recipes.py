@@ -58,7 +58,7 @@ def test_flags_override_the_file_and_model_fields():
     assert recipe.train == ["a", "b"]
     assert recipe.model == {**load_recipe("multi30k_en_de").model, "dropout": 0.3}
     assert load_recipe("multi30k_en_de", {"mixed_precision": "no"}).mixed_precision == "no"  # YAML reads `no` as false
-    with pytest.raises(InputError, match="'7' is not an option"):
+    with pytest.raises(InputError, match="'7' is not an option; write `--key value`, such as --data FOLDER$"):
         parse_options(["7"])
     with pytest.raises(InputError, match=r"--train is given twice; several names are one list: --train '\[a, b\]'"):
         parse_options(["--train", "a", "--train=b"])
