@@ -1,5 +1,6 @@
 """Convert in either direction: find the checkpoint, convert it, write the folder, print a summary."""
 
+import json
 import re
 import shutil
 from collections.abc import Iterable
@@ -170,6 +171,9 @@ def export_checkpoint(path: Path, out: Path, name: str) -> None:
     with create_folder(out) as new, torch.inference_mode():
         options.require({"d_k": (None,), "d_v": (None,)})  # d_model / heads
         notes = WRITERS[name](folder, new, options) or []
+        if not folder.toolkit and 0 < len(options.required) == len(options.reasons.settings):  # nothing else is wrong
+            keys = " ".join(f"--model.{key} {json.dumps(value)}" for key, value in options.required.items())
+            options.reasons.add_setting(f"a model that is trained with {keys} can be".replace('"', ""))
         options.reasons.raise_if_any()  # the folder is deleted
         forced = folder.model.generation_config.forced_bos_token_id
         if forced is not None and not name.startswith("hf-"):  # transformers has the same setting

@@ -30,7 +30,10 @@ def check_repo_id(parameter: typer.CallbackParam, name: str | None) -> str | Non
     if name is None:
         return None
     if name.count("/") != 1:
-        raise InputError(f"{option} is {name!r}; it must be owner/name")
+        raise InputError(
+            f"{option} is {name!r}; it must be owner/name, such as anna/en-de; the owner is a user or an organisation "
+            "on the Hub"
+        )
     try:
         validate_repo_id(name)
     except HFValidationError as error:

@@ -117,6 +117,11 @@ def test_a_usage_error_names_the_option_and_the_command(words, option, refused):
     assert lines.endswith(f"(more: vaswani-transformer {words} --help)\n")
 
 
+def test_an_unknown_command_is_answered_with_the_known_ones(refused):
+    assert refused(main, ["export", "model", "out"]).startswith("error: No such command 'model'. Commands: onnx.\n")
+    assert refused(main, ["trian"]).startswith("error: No such command 'trian'. Did you mean 'train'?\n")
+
+
 def test_a_file_is_translated_line_by_line(model_folder, source, tmp_path, expected):
     output = tmp_path / "target.de"
     options = ["--output", str(output), "--device", "cpu", "--chunk-lines", "2"]
@@ -220,7 +225,7 @@ def test_line_breaks_in_a_translation_become_spaces(tmp_path, source):
     "arguments, code, named",
     [
         ("--input nowhere.en", 2, "nowhere.en: no such file"),
-        ("--input .", 2, ". is a folder"),
+        ("--input .", 2, ". is a folder, not a text file; name a file in it"),
         ("--output .", 2, ". is a folder"),
         ("--output no/where", 2, "the folder no does not exist"),
         ("--output {source}", 2, "--output {source} is the same file as {source}; give another name"),

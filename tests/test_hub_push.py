@@ -407,7 +407,7 @@ NOT_OF_GIT = ["", "a b", "a..b", "-a", "a/", "a//b", ".a", "a.lock", "é", "a~1"
         ([REPO, "--license", "My License"], "is not a license name"),
         ([REPO, "--source-language", "English"], "'English' is not a language code"),
         ([REPO, "--dataset", "/private/text"], "'/private/text' is not a name on the Hub"),
-        ([REPO, "--base-model", "model"], "--base-model is 'model'; it must be owner/name"),
+        ([REPO, "--base-model", "model"], "--base-model is 'model'; it must be owner/name, such as anna/en-de"),
         ([REPO, "--example", " "], "--example is empty"),
         ([REPO, "--message", ""], "--message is empty"),
         ([REPO, "--onnx", "nowhere"], "no such folder"),

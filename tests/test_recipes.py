@@ -58,7 +58,7 @@ def test_flags_override_the_file_and_model_fields():
     assert recipe.train == ["a", "b"]
     assert recipe.model == {**load_recipe("multi30k_en_de").model, "dropout": 0.3}
     assert load_recipe("multi30k_en_de", {"mixed_precision": "no"}).mixed_precision == "no"  # YAML reads `no` as false
-    with pytest.raises(InputError, match="'7' is not an option"):
+    with pytest.raises(InputError, match="'7' is not an option; write `--key value`, such as --data FOLDER$"):
         parse_options(["7"])
     with pytest.raises(InputError, match=r"--train is given twice; several names are one list: --train '\[a, b\]'"):
         parse_options(["--train", "a", "--train=b"])
@@ -92,6 +92,10 @@ def test_the_recipe_sets_the_number_of_processes(tmp_path):
         ({"zzz": "1"}, "--zzz: unknown key; `vaswani-transformer train --help` lists the keys"),
         ({"dropout": "0.2"}, "--dropout: unknown key; did you mean 'model.dropout'?"),
         ({"d-model": "64"}, "--d-model: unknown key; did you mean 'model.d_model'?"),
+        ({"batch_size": "64"}, "^--batch_size: unknown key; did you mean 'tokens_per_step'[?] Source and target"),
+        ({"num-train-epochs": "3"}, "^--num-train-epochs: unknown key; did you mean 'max_epochs'[?]$"),
+        ({"save_steps": "9"}, "^--save_steps: unknown key; did you mean 'save_every'[?] Steps between checkpoints"),
+        ({"resume": None}, "^--resume: unknown key; did you mean 'output_dir'[?] .*; the same command resumes it"),
         ({"max_steps": None}, "--max_steps needs a value"),
         ({"output_dir": ""}, "^--output_dir is empty; give a value$"),
         ({"learning_rate": ""}, "^--learning_rate is empty; give a value, or null for none$"),

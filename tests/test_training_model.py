@@ -169,6 +169,13 @@ def test_initial_weights_of_another_toolkit_must_be_converted(folder, toolkit, m
         loaded(recipe)
 
 
+def test_an_onnx_export_as_initial_weights_is_refused_before_the_text_is_read(folder, exported):
+    for run in (train, lambda recipe: estimate(recipe, 0)):
+        with pytest.raises(InputError, match="holds an ONNX export, .* give the model folder that it was exported"):
+            run(recipe_of(folder, initial_weights=str(exported / "onnx"), model={}))
+    assert not (folder / "run/corpus").exists()
+
+
 def test_sizes_other_than_those_of_the_initial_weights_are_named(folder):
     saved_model(folder / "model")
     recipe = recipe_of(folder, initial_weights=str(folder / "model"), model={"d_model": 16, "dropout": 0.3})

@@ -65,6 +65,16 @@ OF_ONE_PROCESS = TEXT_LOCATION | {
 }  # fmt: skip
 
 
+# Options of transformers' TrainingArguments and of other toolkits, and the keys that take their place.
+NAMES_ELSEWHERE = {
+    "batch_size": "tokens_per_step", "per_device_train_batch_size": "tokens_per_step", "lr": "learning_rate",
+    "gradient_accumulation_steps": "micro_batches", "fp16": "mixed_precision", "bf16": "mixed_precision",
+    "eval_steps": "validate_every", "save_steps": "save_every", "logging_steps": "log_every",
+    "save_total_limit": "keep", "early_stopping": "patience", "report_to": "trackers", "num_gpus": "processes",
+    "model_name_or_path": "initial_weights", "resume": "output_dir", "resume_from_checkpoint": "output_dir",
+}  # fmt: skip
+
+
 class ModelSettings(BaseModel):
     """Model (section 3)."""
 
@@ -458,9 +468,12 @@ def _suggest_key(name: str) -> str:
     from vaswani_transformer.configuration_vaswani_transformer import VaswaniTransformerConfig
 
     keys = {field.name: f"model.{field.name}" for field in dataclasses.fields(VaswaniTransformerConfig)}
-    keys |= {key: key for key in Recipe.model_fields}
+    keys |= {key: key for key in Recipe.model_fields} | NAMES_ELSEWHERE
     near = difflib.get_close_matches(name, keys, n=1, cutoff=0.65)
-    return f"did you mean {keys[near[0]]!r}?" if near else "`vaswani-transformer train --help` lists the keys"
+    if not near:
+        return "`vaswani-transformer train --help` lists the keys"
+    meaning = f" {Recipe.model_fields[keys[near[0]]].description}" if near[0] in NAMES_ELSEWHERE else ""
+    return f"did you mean {keys[near[0]]!r}?{meaning}"
 
 
 def recipe_path(name: str) -> Path:

@@ -116,7 +116,7 @@ def parse_options(words: list[str]) -> dict[str, str | None]:
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
-            raise InputError(f"{word!r} is not an option; write `--key value`")
+            raise InputError(f"{word!r} is not an option; write `--key value`, such as --data FOLDER")
         key, equals, text = word[2:].partition("=")
         value = text if equals else rest.pop(0) if rest and not rest[0].startswith("--") else None
         for other, before in options.items():

@@ -10,7 +10,7 @@ from vaswani_transformer.atomic import move_files, temporary_path
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.hub_files import find_folder
 from vaswani_transformer.loading import load_tokenizer
-from vaswani_transformer.model_folder import ModelFolder
+from vaswani_transformer.model_folder import ModelFolder, weight_files
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
@@ -28,9 +28,11 @@ def load_tokenizers(
     """Load the tokenizer and, if the languages have separate vocabularies, the target's (else None).
 
     They are those of the settings, of initial_weights, or of `output`; that of `output` is trained if missing.
-    Raises InputError if initial_weights is no model of this package, before the text is read.
+    Raises InputError if initial_weights is no model of this package or an ONNX export, before the text is read.
     """
     before = None if initial_weights is None else ModelFolder(find_folder(initial_weights)).path
+    if before is not None:
+        weight_files(before)
     folder = Path(settings.tokenizer) if settings.tokenizer is not None else before or output
     if folder == output and not (output / "tokenizer.json").is_file():
         say(f"training a tokenizer of {settings.vocab_size} tokens on {' + '.join(text.name for text in texts)}")

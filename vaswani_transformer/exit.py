@@ -239,6 +239,9 @@ def render(error: BaseException, name: str | None = None) -> list[str]:
         path = context.command_path if context else name or Path(sys.argv[0]).name
         usage = context.get_usage() if context else f"Usage: {path} [OPTIONS]"
         message = format_message().replace("Value error, ", "").replace("Input should be", "it must be")  # pydantic's
+        commands = getattr(context and context.command, "commands", {})  # of a group, such as `export`
+        if commands and message.startswith("No such command") and "Did you mean" not in message:
+            message += f" Commands: {', '.join(commands)}."
         return ["error: " + one_line(message), one_line(f"{usage}   (more: {path} --help)")]
     is_one_of_several = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
     rank = f"rank {os.environ['RANK']}: " if is_one_of_several else ""

@@ -69,7 +69,7 @@ def check_file(path: str | Path) -> Path:
     if not path.exists():
         raise InputError(f"{path}: no such file")
     if path.is_dir():
-        raise InputError(f"{path} is a folder, not a text file")
+        raise InputError(f"{path} is a folder, not a text file; name a file in it")
     return path
 
 
