@@ -40,7 +40,8 @@ EXAMPLES = {"en": "Do they come from Germany?", "de": "Kommen sie aus Deutschlan
 SIZES = ("vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads",
          "decoder_attention_heads", "d_k", "d_v", "encoder_ffn_dim", "decoder_ffn_dim", "dropout",
          "learned_positions")  # fmt: skip
-OTHER_SWITCHES = ("attention_dropout", "activation_dropout", "share_encoder_decoder_embeddings", "tie_word_embeddings")
+OTHER_SWITCHES = ("attention_dropout", "activation_dropout", "separate_vocabularies",
+                  "share_encoder_decoder_embeddings", "tie_word_embeddings")  # fmt: skip
 
 
 def default_example(provenance: Provenance) -> str | None:
