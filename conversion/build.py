@@ -142,6 +142,7 @@ def collect_token_settings(vocabulary: Vocabulary) -> dict[str, int]:
     return {
         "vocab_size": vocabulary.size("source"),
         "decoder_vocab_size": vocabulary.size("target"),
+        "separate_vocabularies": not vocabulary.is_joint,
         "bos_token_id": vocabulary.start_id if vocabulary.bos is None else vocabulary.bos,
         "eos_token_id": vocabulary.eos,
         "pad_token_id": vocabulary.pad_id,

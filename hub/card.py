@@ -38,7 +38,8 @@ MOST_NAMES = 8  # languages that a sentence names; a table of tokens lists more
 EXAMPLES = {"en": "Do they come from Germany?", "de": "Kommen sie aus Deutschland?", "fr": "La maison est petite."}
 
 LISTED_SIZES = (*SIZES, "dropout", "learned_positions")
-OTHER_SWITCHES = ("attention_dropout", "activation_dropout", "share_encoder_decoder_embeddings", "tie_word_embeddings")
+OTHER_SWITCHES = ("attention_dropout", "activation_dropout", "separate_vocabularies",
+                  "share_encoder_decoder_embeddings", "tie_word_embeddings")  # fmt: skip
 
 
 def default_example(provenance: Provenance) -> str | None:

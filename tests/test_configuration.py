@@ -38,6 +38,8 @@ SMALLER_TARGET = {"decoder_vocab_size": 25, "share_encoder_decoder_embeddings": 
         ({"position_offset": -1}, "position_offset"),
         ({"position_offset": 10**18}, "position_offset"),  # float32 does not tell such positions apart
         ({"decoder_vocab_size": 40}, "share_encoder_decoder_embeddings"),
+        ({"separate_vocabularies": True}, "share_encoder_decoder_embeddings"),
+        (SMALLER_TARGET | {"separate_vocabularies": False}, "separate_vocabularies"),
         ({"activation_function": "rleu"}, "activation_function"),
         ({"layer_norm_eps": float("inf")}, "layer_norm_eps"),
         ({"position_base": 0.0}, "position_base"),
@@ -85,10 +87,10 @@ def test_config_json_describes_only_the_model(tmp_path) -> None:
 
 def test_every_field_that_changes_what_a_model_computes_is_known_to_exports_and_cards() -> None:
     fields = VaswaniTransformerConfig.__annotations__.keys()
-    of_calls = {"use_cache", "is_encoder_decoder"}
+    of_calls, of_tokenizers = {"use_cache", "is_encoder_decoder"}, {"separate_vocabularies"}
     matrices = {"share_encoder_decoder_embeddings", "tie_word_embeddings"}
     dropout = {"dropout", "attention_dropout", "activation_dropout"}
-    assert fields - {*FIXED_ENTRIES} == {"bos_token_id"} | of_calls | matrices | dropout
+    assert fields - {*FIXED_ENTRIES} == {"bos_token_id"} | of_calls | of_tokenizers | matrices | dropout
     ids = {"bos_token_id", "decoder_start_token_id", "pad_token_id", "eos_token_id"}
     positions = {"max_position_embeddings"}  # `learned_positions` in a card
     assert fields - {*card.LISTED_SIZES, *SWITCHES, *card.OTHER_SWITCHES} == ids | of_calls | positions

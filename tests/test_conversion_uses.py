@@ -14,11 +14,22 @@ from safetensors.torch import load_file
 from saved_model import ENGLISH, GERMAN, change_json
 from test_conversion_multilingual import m2m100_tokenizer, nllb_tokenizer, random_model
 from training_child import TrainingProcess
-from transformers import AutoTokenizer, M2M100ForConditionalGeneration, MarianMTModel, MarianTokenizer
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    M2M100ForConditionalGeneration,
+    MarianMTModel,
+    MarianTokenizer,
+    pipeline,
+)
 
 from conversion.__main__ import main
+from conversion.onnx.export import export_single_folder
 from training.average import main as average
+from training.recipe import load_recipe
+from training.tokenizer import load_tokenizers
 from vaswani_transformer import Translator
+from vaswani_transformer.errors import InputError
 from vaswani_transformer.languages import read_languages
 from vaswani_transformer.loading import load_config
 
@@ -305,6 +316,21 @@ def test_joeynmts_settings_come_along(tmp_path: Path):
     found = search_of(tmp_path / "greedy")
     assert found["extra_length"] == 50 and "max_new_tokens" not in found
     assert Translator.from_pretrained(tmp_path / "greedy", device="cpu").search.num_beams == 1
+
+
+@pytest.mark.parametrize("name", ["joeynmt", "fairseq-old"])  # two vocabularies of the same size, and of different ones
+def test_a_model_with_two_vocabularies_is_not_used_with_one_tokenizer(name: str, tmp_path: Path):
+    """As Trainer saves it: the tokenizer of the sources would decode the translations to other words."""
+    main([str(golden(name)), str(tmp_path / "ours")])
+    AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "saved")
+    AutoTokenizer.from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "saved")
+    for use in (Translator.from_pretrained, lambda folder: export_single_folder(folder, tmp_path / "onnx")):
+        with pytest.raises(InputError, match="separate vocabularies .*saved/target_tokenizer/tokenizer.json"):
+            use(tmp_path / "saved")
+    with pytest.raises(ValueError, match="separate vocabularies"):
+        pipeline("translation", model=str(tmp_path / "saved"), device="cpu")
+    with pytest.raises(InputError, match="tokenizer: .* separate vocabularies, but .* has one tokenizer"):
+        load_tokenizers(load_recipe(None, {}), str(tmp_path / "saved"), tmp_path / "run", [], print)
 
 
 @pytest.mark.parametrize("space", [" ", "▁"])

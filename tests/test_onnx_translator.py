@@ -446,7 +446,9 @@ def test_a_missing_or_mismatched_target_tokenizer_is_named(
     folder = two_vocabularies / {"torch": "model", "onnx": "onnx"}[backend]
     shutil.copytree(folder, tmp_path / "missing")
     shutil.rmtree(tmp_path / "missing" / TARGET_TOKENIZER)
-    with pytest.raises(InputError, match="275 source and 270 target tokens; it needs a second tokenizer"):
+    with pytest.raises(
+        InputError, match="separate vocabularies .*needs a second tokenizer .*target_tokenizer/tokenizer.json"
+    ):
         Translator.from_pretrained(tmp_path / "missing", device="cpu", backend=backend)
     shutil.copytree(folder, tmp_path / "other")
     train_tokenizer([*ENGLISH, *GERMAN], 300).save_pretrained(tmp_path / "other" / TARGET_TOKENIZER)
@@ -460,7 +462,9 @@ def test_the_target_tokenizer_is_checked_before_an_export(two_vocabularies: Path
     with pytest.raises(BrokenFileError, match="ids up to 299, but config.json has decoder_vocab_size 270"):
         export_single_folder(tmp_path / "model", tmp_path / "onnx")
     shutil.rmtree(tmp_path / "model" / TARGET_TOKENIZER)
-    with pytest.raises(InputError, match="275 source and 270 target tokens; it needs a second tokenizer"):
+    with pytest.raises(
+        InputError, match="separate vocabularies .*needs a second tokenizer .*target_tokenizer/tokenizer.json"
+    ):
         export_single_folder(tmp_path / "model", tmp_path / "onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 

@@ -28,7 +28,7 @@ from .recipe import HardwareSettings, ModelSettings, OptimizerSettings, nearest
 from .tensors import cpu_copies, restore_model
 
 FIELDS_OF_TOKENIZERS = {
-    "vocab_size", "decoder_vocab_size", "share_encoder_decoder_embeddings",
+    "vocab_size", "decoder_vocab_size", "separate_vocabularies", "share_encoder_decoder_embeddings",
     "bos_token_id", "decoder_start_token_id", "pad_token_id", "eos_token_id",
 }  # fmt: skip
 
@@ -61,7 +61,8 @@ def model_config(
     """
     sizes: dict[str, Any] = {"vocab_size": vocabulary, **(ids or {})}
     if target_vocabulary is not None:
-        sizes |= {"decoder_vocab_size": target_vocabulary, "share_encoder_decoder_embeddings": False}
+        sizes |= {"decoder_vocab_size": target_vocabulary, "separate_vocabularies": True}
+        sizes |= {"share_encoder_decoder_embeddings": False}
     before = None if settings.initial_weights is None else load_config(find_folder(settings.initial_weights)).to_dict()
     with name_field(settings):
         if before is not None:

@@ -28,9 +28,11 @@ def load_tokenizers(
     """Load the tokenizer and, if the languages have separate vocabularies, the target's (else None).
 
     They are those of the settings, of initial_weights, or of `output`; that of `output` is trained if missing.
-    Raises InputError if initial_weights is no model of this package or an ONNX export, before the text is read.
+    Raises InputError, before the text is read, if initial_weights is no model of this package or an ONNX export, or has
+    separate vocabularies and there is one tokenizer.
     """
-    before = None if initial_weights is None else ModelFolder(find_folder(initial_weights)).path
+    model = None if initial_weights is None else ModelFolder(find_folder(initial_weights))
+    before = None if model is None else model.path
     if before is not None:
         weight_files(before)
     folder = Path(settings.tokenizer) if settings.tokenizer is not None else before or output
@@ -40,6 +42,11 @@ def load_tokenizers(
     if not (folder / "tokenizer.json").is_file():
         raise InputError(f"tokenizer: {folder} has no tokenizer.json; train one with `vaswani-transformer tokenizer`")
     separate = folder != output and (folder / TARGET_TOKENIZER).is_dir()
+    if model is not None and model.config["separate_vocabularies"] and not separate:
+        raise InputError(
+            f"tokenizer: the languages of the model in {before} have separate vocabularies, but {folder} has one "
+            f"tokenizer; put the target's into {folder / TARGET_TOKENIZER}"
+        )
     tokenizer = load_for_training(folder, of_targets=not separate)
     if settings.lowercase and tokenizer.decode(tokenizer("A")["input_ids"], skip_special_tokens=True).strip() != "a":
         raise InputError(f"lowercase: the tokenizer in {folder} keeps capitals; train one with `tokenizer --lowercase`")

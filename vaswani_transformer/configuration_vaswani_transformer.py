@@ -165,6 +165,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
 
     # Section 3.4: one matrix for both embeddings and the pre-softmax transformation.
     decoder_vocab_size: int | None = None  # None: vocab_size
+    separate_vocabularies: bool | None = None  # each language has its own tokenizer; None: if the sizes differ
     share_encoder_decoder_embeddings: bool = True
     tie_word_embeddings: bool = True
 
@@ -178,6 +179,8 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs):
         if self.decoder_vocab_size is None:
             self.decoder_vocab_size = self.vocab_size
+        if self.separate_vocabularies is None:
+            self.separate_vocabularies = self.decoder_vocab_size != self.vocab_size
         if self.position_embedding_type == "learned" and self.max_position_embeddings is None:
             self.max_position_embeddings = 256  # Table 3 (E), tensor2tensor's max_length
         if self.position_embedding_type == "sinusoidal":
@@ -239,6 +242,16 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             self.decoder_vocab_size == self.vocab_size or not self.share_encoder_decoder_embeddings,
             "decoder_vocab_size",
             f"another size than `vocab_size` ({self.vocab_size}) needs `share_encoder_decoder_embeddings=False`",
+        )
+        self._require(
+            not (self.separate_vocabularies and self.share_encoder_decoder_embeddings),
+            "separate_vocabularies",
+            "two vocabularies need `share_encoder_decoder_embeddings=False`",
+        )
+        self._require(
+            self.separate_vocabularies or self.decoder_vocab_size == self.vocab_size,
+            "separate_vocabularies",
+            f"sizes of {self.vocab_size} and {self.decoder_vocab_size} (`decoder_vocab_size`) are two vocabularies",
         )
 
     def _check_values(self):

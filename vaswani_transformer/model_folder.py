@@ -126,19 +126,18 @@ class ModelFolder:
     def target_tokenizer(self) -> "Tokenizer":
         """The tokenizer of the decoder's vocabulary if it has its own, else `tokenizer`.
 
-        Raises BrokenFileError, and InputError if the vocabularies differ and there is one tokenizer.
+        Raises BrokenFileError, and InputError if it has its own and the folder has one tokenizer.
         """
         folder = self.path / TARGET_TOKENIZER
-        source_size, target_size = self.config["vocab_size"], self.config["decoder_vocab_size"]
         if self.has_target_tokenizer:
-            target = read_tokenizer(folder, target_size, "decoder_vocab_size")
+            target = read_tokenizer(folder, self.config["decoder_vocab_size"], "decoder_vocab_size")
             self._check_end(target, folder)
             return target
-        if source_size != target_size:
+        if self.config["separate_vocabularies"]:
             read_tokenizer(self.path)  # raises for a folder that has none at all
             raise InputError(
-                f"{self.path}: the model has {source_size} source and {target_size} target tokens; it needs "
-                f"a second tokenizer for its translations: {folder / 'tokenizer.json'}"
+                f"{self.path}: the languages have separate vocabularies (config.json); the model needs a second "
+                f"tokenizer for its translations: {folder / 'tokenizer.json'}"
             )
         return self.tokenizer
 
@@ -332,6 +331,13 @@ def read_config(path: Path) -> dict[str, Any]:
         has_no_maximum = value is None and field == "max_position_embeddings"
         if not has_no_maximum and (type(value) is not int or not 1 <= value <= LARGEST_SIZE):
             raise BrokenFileError(f"{path}: {field} is {value!r}; it must be an integer between 1 and {LARGEST_SIZE}")
+    differ = config["decoder_vocab_size"] != config["vocab_size"]
+    if config.get("separate_vocabularies") is None:
+        config["separate_vocabularies"] = differ
+    separate = config["separate_vocabularies"]
+    if type(separate) is not bool or (differ and not separate):
+        reason = ", since decoder_vocab_size differs from vocab_size" if differ else " or false"
+        raise BrokenFileError(f"{path}: separate_vocabularies is {separate!r}; it must be true{reason}")
     for field in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
         size_field = "decoder_vocab_size" if field == "decoder_start_token_id" else "vocab_size"
         value, size = config[field], config[size_field]

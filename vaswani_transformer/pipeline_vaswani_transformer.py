@@ -81,10 +81,10 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         self.clean = choose_cleaning(self.source_tokenizer.backend_tokenizer.normalizer)
         self.languages = LanguageTokens(self.source_tokenizer.backend_tokenizer)
         target_tokenizer = target_tokenizer or load_target_tokenizer(config)
-        if target_tokenizer is None and config.decoder_vocab_size != config.vocab_size:
+        if target_tokenizer is None and config.separate_vocabularies:
             raise ValueError(
-                f"the model has {config.vocab_size} source and {config.decoder_vocab_size} target tokens; it needs a "
-                "second tokenizer for its translations: pass target_tokenizer="
+                "the languages of the model have separate vocabularies; it needs a second tokenizer for its "
+                "translations: pass target_tokenizer="
             )
         self.target_tokenizer = cast(Any, target_tokenizer or self.tokenizer)
         if len(self.target_tokenizer) > config.decoder_vocab_size:

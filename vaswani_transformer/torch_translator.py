@@ -103,10 +103,9 @@ class TorchTranslator(Translator):
         Raises InputError for other adapters, such as prompt tuning.
         """
         model = unwrap_peft(model.eval())
-        source, target = model.config.vocab_size, model.config.decoder_vocab_size
-        if target_tokenizer is None and target != source:
+        if target_tokenizer is None and model.config.separate_vocabularies:
             raise InputError(
-                f"the model has {source} source and {target} target tokens; it needs a second tokenizer for its "
+                "the languages of the model have separate vocabularies; it needs a second tokenizer for its "
                 f"translations (in a folder: {TARGET_TOKENIZER}/tokenizer.json)"
             )
         self.model, self.tokenizer, self.target_tokenizer = model, tokenizer, target_tokenizer or tokenizer
