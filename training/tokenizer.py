@@ -34,7 +34,7 @@ def load_tokenizers(
     model = None if initial_weights is None else ModelFolder(find_folder(initial_weights))
     before = None if model is None else model.path
     if before is not None:
-        weight_files(before)
+        weight_files(before)  # which refuses an ONNX export
     folder = Path(settings.tokenizer) if settings.tokenizer is not None else before or output
     if folder == output and not (output / "tokenizer.json").is_file():
         say(f"training a tokenizer of {settings.vocab_size} tokens on {' + '.join(text.name for text in texts)}")
