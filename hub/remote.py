@@ -69,6 +69,7 @@ class Plan:
     tag: str | None
     head: str | None = None
     revision_exists: bool = False
+    has_gitignore: bool = False
 
     @property
     def has_changes(self) -> bool:
@@ -113,7 +114,8 @@ def plan(
             f"--private: {repo_id} already exists and is public: `hf repos settings {repo_id} --private` first"
         )
     remote = {entry.path: entry for entry in tree}
-    planned = Plan(repo_id, revision, plan_changes(remote, files, kept), private, tag, head, revision_exists)
+    changes, has_gitignore = plan_changes(remote, files, kept), ".gitignore" in remote
+    planned = Plan(repo_id, revision, changes, private, tag, head, revision_exists, has_gitignore)
     # Moving an existing tag would change what its users download.
     if tag in tags and (planned.has_changes or tags[tag] != head):
         raise InputError(f"--tag {tag}: {repo_id} already has this tag, at {tags[tag][:8]}; choose another")
@@ -190,6 +192,10 @@ def push(api: HfApi, planned: Plan, files: Files, message: str) -> str:
             api.create_branch(repo_id, branch=revision, revision=head, exist_ok=True)
         if planned.has_changes:
             deletions = [CommitOperationDelete(change.name) for change in planned.with_status("deleted")]
+            if planned.has_gitignore:  # else create_commit would leave out the files that it names, and report success
+                api.preupload_lfs_files(
+                    repo_id, additions, revision=revision, gitignore_content="# nothing", free_memory=False
+                )
             # The Hub refuses the commit if `head` is no longer the last one.
             commit = api.create_commit(
                 repo_id, [*deletions, *additions], commit_message=message, revision=revision, parent_commit=head
@@ -215,9 +221,14 @@ def set_timeout() -> None:
 
 
 def hide_addresses(record: logging.LogRecord) -> bool:
-    """Remove URLs from a log record of huggingface_hub; those of uploads are signed. A logging filter."""
-    record.msg, record.args = re.sub(r"\S*https?://\S*", "the Hub", record.getMessage()), ()
+    """Remove URLs from a log record of huggingface_hub. A logging filter."""
+    record.msg, record.args = without_addresses(record.getMessage()), ()
     return True
+
+
+def without_addresses(text: str) -> str:
+    """Return the text with "the Hub" in place of URLs; those of uploads are signed."""
+    return re.sub(r"\S*https?://\S*", "the Hub", text)
 
 
 @contextmanager
@@ -229,7 +240,9 @@ def one_line_errors(repo_id: str, revision: str) -> Iterator[None]:
         yield
     except OfflineModeIsEnabled as error:
         raise UnavailableError("HF_HUB_OFFLINE is set; unset it to reach the Hub") from error
-    except (HTTPError, RuntimeError, ValueError, *STRANGE_ANSWERS) as error:
+    except (HTTPError, OSError, RuntimeError, ValueError, *STRANGE_ANSWERS) as error:  # OSError: of hf_xet
+        if getattr(error, "filename", None) is not None:  # a local file
+            raise
         raise user_error(error, repo_id, revision) from error
 
 
@@ -254,4 +267,4 @@ def user_error(error: Exception, repo_id: str, revision: str) -> Exception:
             f"the answer is not that of a Hub: {type(error).__name__} ({message}); look for a proxy that requires a "
             f"login, or another server in HF_ENDPOINT, then {RESUME}"
         )
-    return UnavailableError(f"the upload failed: {message}; {RESUME}")
+    return UnavailableError(f"the upload failed: {without_addresses(message)}; {RESUME}")

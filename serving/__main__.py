@@ -133,9 +133,10 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def read_recorded_languages(model: str, revision: str | None, folder: Path) -> tuple[str, str] | None:
-    """Return the languages that the files of the folder record, or the card of a repository."""
+    """Return the languages that the files of the folder record, or the card of a repository, of the same commit."""
     recorded = read_languages(folder)
     if recorded is None and is_repository(model):
+        revision = folder.name if folder.parent.name == "snapshots" else revision
         with suppress(InputError):  # it has no card
             recorded = read_languages(download(model, revision, [CARD]))
     return recorded

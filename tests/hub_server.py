@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import PurePath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -319,9 +320,11 @@ class Handler(BaseHTTPRequestHandler):
     @route("POST", rf"{MODEL}/preupload/(?P<revision>.+)")
     def preupload(self, repo: str, revision: str) -> Any:
         there = self.repo(repo, write=True).commit(revision).files
+        ignored = self.json().get("gitIgnore") or there.get(".gitignore", Blob(b"")).content.decode()
         answers = []
         for path in (file["path"] for file in self.json()["files"]):
-            answer = {"path": path, "uploadMode": "lfs" if path.endswith(LARGE) else "regular", "shouldIgnore": False}
+            answer: dict[str, Any] = {"path": path, "uploadMode": "lfs" if path.endswith(LARGE) else "regular"}
+            answer["shouldIgnore"] = any(PurePath(path).match(pattern) for pattern in ignored.split())
             answers.append(answer | ({"oid": there[path].oid} if path in there else {}))
         return {"files": answers}
 

@@ -93,6 +93,16 @@ def test_only_files_of_an_earlier_push_are_deleted(hub, api):
     assert len(repo.main) == 2  # additions and deletions in one commit
 
 
+@pytest.mark.parametrize("revision", ["main", "next/one"])
+def test_a_gitignore_in_the_repository_leaves_nothing_out(hub, api, revision):
+    """huggingface_hub leaves out the files that it names, and reports success."""
+    hub.create(REPO, **{".gitignore": b"*.safetensors\nconfig.json\n", "model.safetensors": b"old"})
+    push(api, revision=revision)
+    files = hub.files(REPO, revision)
+    assert files.pop(".gitignore") and files == FILES
+    assert push(api, revision=revision).endswith(hub.repos[REPO].branches[revision][-1].id)  # nothing more to do
+
+
 @pytest.mark.parametrize("there", [{}, {"LICENSE": b"ours"}], ids=["new", "existing"])
 def test_a_new_revision_starts_from_main(hub, api, there):
     if there:
@@ -164,6 +174,18 @@ def test_a_strange_answer_is_named_or_does_no_harm(hub, api, method, path, conte
     hub.faults.clear()
     push(api, tag="v1")
     assert hub.files(REPO) == FILES
+
+
+def test_an_error_of_the_large_file_storage_is_named(hub, api, monkeypatch):
+    """hf_xet, by which a user uploads, has errors of its own; their addresses may be signed."""
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    hub.faults.append(Fault("GET", "/xet-write-token/", times=99, status=401))
+    line = refusal(UnavailableError, api)
+    assert line.startswith("the upload failed: ") and line.endswith(remote.RESUME) and hub.url not in line
+    assert not hub.files(REPO)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    push(api)
+    assert_arrived(hub)
 
 
 @pytest.mark.parametrize("path", ["/api/repos/create", "/commit/"])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hub_server import OWNER, WRITE_TOKEN, HubServer
+from hub_server import OWNER, WRITE_TOKEN, Blob, Commit, HubServer
 from huggingface_hub import constants, hf_api
 from saved_model import ENGLISH, GERMAN, trained_tokenizer, untrained_model
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerFast, Seq2SeqTrainer, Seq2SeqTrainingArguments
@@ -210,6 +210,29 @@ print(json.dumps(found))
     for name, folder in published.folders.items():
         expected = local(folder)["generate"]
         assert found[f"{OWNER}/{name}"] == [expected, expected], name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", [True, False])
+def test_both_tokenizers_of_the_pipeline_are_of_the_same_commit(published, package):
+    """Else a model that was updated with another target tokenizer of the same size would write other words."""
+    code = """
+import json, sys
+from transformers import pipeline
+if package := sys.argv[2] == "True":
+    import vaswani_transformer
+translate = pipeline("translation", model=sys.argv[1], revision="v1", trust_remote_code=not package, device="cpu")
+print(json.dumps([found["translation_text"] for found in translate(json.load(sys.stdin))]))
+"""
+    name, repo = "separate-vocabularies", f"{OWNER}/moved-{package}"
+    files = published.hub.repos[f"{OWNER}/{name}"].commit("v1").files
+    other = train_tokenizer([text[::-1] for text in GERMAN] * 2, 280).backend_tokenizer.to_str()
+    moved = published.hub.create(repo)
+    moved.main.append(Commit("one tokenizer", files))
+    moved.tags["v1"] = moved.main[-1].id
+    moved.main.append(Commit("another", files | {"target_tokenizer/tokenizer.json": Blob(other.encode())}))
+    found = json.loads(published.run("-c", code, repo, str(package), package=package, given=json.dumps(TEXTS)))
+    assert found == local(published.folders[name])["generate"]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import ENVIRONMENT, write_lines
 from golden import EXPECTED_RESULTS, golden
-from hub_server import WRITE_TOKEN, Commit, Fault, HubServer
+from hub_server import WRITE_TOKEN, Blob, Commit, Fault, HubServer
 from huggingface_hub import constants
 from safetensors.torch import load_file
 from saved_model import ENGLISH, change_json
@@ -23,6 +23,7 @@ from serving.__main__ import read_recorded_languages
 from vaswani_transformer import Translator
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import InputError, UnavailableError
+from vaswani_transformer.hub_files import find_folder
 
 OPUS, OURS = "opus/marian", "someone/ours"
 UNREAD = {name: b"x" * 99 for name in ("tf_model.h5", "rust_model.ot", "flax_model.msgpack", "README.md", "run.py")}
@@ -155,6 +156,24 @@ def test_the_revision_is_the_one_that_is_asked_for(hub, tmp_path, refused):
     assert line == f"error: {OPUS} has no revision 'v2' on the Hub; give a branch, a tag or a commit\n"
     line = refused(main, ["doctor", tmp_path / "v1", "--revision", "v1"])
     assert line == f"error: --revision v1: {tmp_path / 'v1'} is not a repository on the Hub; leave it out\n"
+
+
+def test_a_commit_during_the_download_is_not_mixed_with_the_one_before(hub, tmp_path, monkeypatch, refused):
+    """The files are chosen from the list of one commit: those that only the other has would be missing."""
+    repo = hub.repos[OPUS]
+    last = repo.main[-1].files
+    repo.main[-1] = Commit("without the vocabulary", {name: last[name] for name in last if name != "vocab.json"})
+
+    def move(method: str, path: str) -> None:
+        if path.endswith("/config.json") and len(repo.main) == 1:
+            repo.main.append(Commit("complete", last))
+
+    monkeypatch.setattr(hub, "next_fault", move)
+    line = refused(main, ["convert", OPUS, tmp_path / "out"], 4).splitlines()[-1]
+    assert line == f"error: {OPUS} received another commit during the download; run the command again"
+    assert not (tmp_path / "out").exists()
+    main(["convert", OPUS, str(tmp_path / "out")])
+    assert (tmp_path / "out" / "tokenizer.json").exists()
 
 
 def test_a_private_repository_and_its_branches_can_be_read_with_a_token(hub, tmp_path, monkeypatch, refused):
@@ -316,6 +335,13 @@ def test_serve_reads_the_languages_in_the_card_of_a_repository(hub, tmp_path):
     hub.create("someone/described", **{"README.md": b"---\nlanguage: [en, de]\n---\n"})
     assert read_recorded_languages("someone/described", None, tmp_path) == ("en", "de")
     assert downloaded(hub) == {"README.md"}
+
+
+def test_serve_reads_the_card_of_the_commit_that_it_loads(hub):
+    repo = hub.create("someone/described", **{"README.md": b"---\nlanguage: [en, de]\n---\n", "config.json": b"{}"})
+    folder = find_folder("someone/described")
+    repo.main.append(Commit("another model", {"README.md": Blob(b"---\nlanguage: [fr, en]\n---\n")}))
+    assert read_recorded_languages("someone/described", None, folder) == ("en", "de")
 
 
 def test_serve_needs_no_card(hub, tmp_path):

@@ -92,9 +92,10 @@ def plan_download(repo: str, revision: str | None, files: Sequence[str]) -> "lis
     return sorted(planned, key=lambda file: file.filename)
 
 
-def choose_files(repo: str, revision: str | None) -> Sequence[str]:
+def choose_files(repo: str, revision: str | None) -> tuple[Sequence[str], str | None]:
     """Return glob patterns of a model of this package, or of another's without its pickles if it has safetensors.
 
+    With them, the commit that has these files; None offline.
     Raises InputError if it has none, before anything but config.json is downloaded.
     """
     from huggingface_hub import HfApi, constants, snapshot_download
@@ -102,17 +103,18 @@ def choose_files(repo: str, revision: str | None) -> Sequence[str]:
     with hub_errors(repo, revision):
         if constants.HF_HUB_OFFLINE:  # there is no list of files: take those that have been downloaded before
             folder = snapshot_download(repo, revision=revision, allow_patterns=["config.json"], local_files_only=True)
-            return os.listdir(folder)
-        names = [str(entry.path) for entry in HfApi().list_repo_tree(repo, revision=revision, recursive=True)]
+            return os.listdir(folder), None
+        commit = HfApi().repo_info(repo, revision=revision).sha
+        names = [str(entry.path) for entry in HfApi().list_repo_tree(repo, revision=commit, recursive=True)]
     config = {}
     if "config.json" in names:
-        path = download(repo, revision, ["config.json"]) / "config.json"
+        path = download(repo, commit, ["config.json"]) / "config.json"
         with suppress(ValueError, OSError):  # reported where the model is loaded
             config = json.loads(path.read_text(encoding="utf-8"))
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind == MODEL_TYPE or ADAPTER in names:
-        return choose_own_files(repo, names)
-    return choose_foreign_files(repo, names, kind)
+        return choose_own_files(repo, names), commit
+    return choose_foreign_files(repo, names, kind), commit
 
 
 def choose_own_files(repo: str, names: Sequence[str]) -> Sequence[str]:

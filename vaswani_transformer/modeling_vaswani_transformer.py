@@ -1199,6 +1199,15 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
         # One derived from the model's config by transformers would lose `extra_length` when it is saved.
         self.generation_config = default_generation_config(config)
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Load a model, and keep its commit for the pipeline, which reads the target tokenizer of the same commit."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        config = (loaded[0] if isinstance(loaded, tuple) else loaded).config  # with output_loading_info=True
+        if getattr(config, "_commit_hash", None) is None and (revision := kwargs.get("revision")):  # 5.17 sets it
+            config._commit_hash = getattr(revision, "resolved", revision)
+        return loaded
+
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Shift labels (batch, target) right, with the start token in front and padding instead of -100."""
         start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from .atomic import temporary_path
-from .errors import InputError, escape_controls
+from .errors import InputError, UnavailableError, escape_controls
 from .hub_files import choose_files, download, is_repository, plan_download
 from .model_folder import ADAPTER, MODEL_TYPE, choose_backend
 from .programs import import_program
@@ -89,10 +89,13 @@ def locate_model(
             typer.echo(f"{model}: nothing would be downloaded")
             raise typer.Exit()
         return follow_pointer(Path(model))
-    files = choose_files(model, revision) if files is None else files
+    files, commit = choose_files(model, revision) if files is None else (files, None)
     if not dry_run:
-        return download(model, revision, files)
-    planned = plan_download(model, revision, files)
+        folder = download(model, revision, files)  # by its name, by which the cache finds it offline
+        if commit not in (None, folder.name):
+            raise UnavailableError(f"{model} received another commit during the download; run the command again")
+        return folder
+    planned = plan_download(model, commit or revision, files)
     for file in planned:
         note = "  (downloaded before)" if file.is_cached else ""
         typer.echo(f"{file.file_size or 0:>14,}  {escape_controls(file.filename)}{note}")

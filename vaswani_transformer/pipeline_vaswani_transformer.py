@@ -9,7 +9,6 @@ Importing the package registers the pipeline. Without the package, `trust_remote
 model's repository; it imports only torch and transformers.
 """
 
-import re
 from collections.abc import Iterator
 from itertools import chain, zip_longest
 from typing import Any, cast
@@ -65,8 +64,7 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
     def __init__(self, *args: Any, target_tokenizer: PreTrainedTokenizerFast | None = None, **kwargs: Any):
         """target_tokenizer: tokenizer of the decoder, if the languages have separate vocabularies
 
-        By default it is loaded from the model's folder or repository. transformers does not always report the requested
-        revision; in that case, the main branch is used.
+        By default it is loaded from the model's folder, or from the commit of the model's repository.
         """
         super().__init__(*args, **kwargs)
         config = self.model.config
@@ -247,9 +245,7 @@ def load_target_tokenizer(config: Any) -> PreTrainedTokenizerFast | None:
     """
     if config.share_encoder_decoder_embeddings or not config._name_or_path:
         return None
-    # The commit of the model: transformers 5.17 keeps it in the config, 5.23 only in the module name of remote code.
-    commit = getattr(config, "_commit_hash", None) or next(re.finditer(r"\b[0-9a-f]{40}\b", __name__), [None])[0]
-    place = {"revision": commit, "subfolder": TARGET_TOKENIZER}
+    place = {"revision": getattr(config, "_commit_hash", None), "subfolder": TARGET_TOKENIZER}
     try:
         cached_file(config._name_or_path, "tokenizer.json", **place)
     except OSError as error:
