@@ -139,6 +139,31 @@ def test_utf_8_is_used_in_any_locale(exported, translate, expected, tmp_path):
     assert err.startswith(b"warning: doubtful translations") and err.count(b"\n") == 1  # the model repeats itself
 
 
+def test_stdout_has_translations_alone_without_docstrings(model_folder, expected):
+    """transformers prints there about each docstring that `python -OO` has removed."""
+    process = command("translate", model_folder, "--device", "cpu", PYTHONOPTIMIZE="2")
+    out, err = process.communicate("".join(f"{line}\n" for line in LINES).encode())
+    assert (out.decode().split("\n"), process.returncode) == ([*expected, ""], 0), err
+
+
+def test_a_name_that_is_not_utf_8_is_refused(model_folder, tmp_path):
+    name = os.fsencode(tmp_path) + b"/\xff"
+    shutil.copytree(model_folder, os.fsdecode(name))
+    process = command("translate", os.fsdecode(name))
+    assert process.communicate(b"a\n")[1].startswith(f"error: {tmp_path}/\\udcff is not UTF-8; rename".encode())
+    assert process.returncode == 2
+
+
+def test_a_removed_current_folder_is_named(model_folder, source, tmp_path):
+    (tmp_path / "gone").mkdir()
+    words = shlex.join([sys.executable, *SCRIPT, "translate", str(model_folder), "--input", str(source)])
+    process = subprocess.run(
+        f"rmdir ../gone; {words}", shell=True, cwd=tmp_path / "gone", env=ENVIRONMENT, capture_output=True, text=True
+    )
+    said = "error: the current folder was removed, change to another one: No such file or directory\n"
+    assert (process.stderr, process.returncode) == (said, 2)
+
+
 @pytest.mark.parametrize(
     "words, bar", [("translate --input {}", b"translating"), ("score --source {0} --target {0}", b"scoring")]
 )

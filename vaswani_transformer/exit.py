@@ -61,6 +61,7 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
     spare_collections()
     with exit_on_signals():
         try:
+            check_names(arguments)
             code = command(
                 args=arguments, prog_name=name, standalone_mode=False, help_option_names=["-h", "--help"],
                 token_normalize_func=with_hyphens,
@@ -98,8 +99,19 @@ def spare_collections() -> None:
     atexit.register(gc.freeze)
 
 
+def check_names(arguments: list[str]) -> None:
+    """Raise InputError for an argument that is not UTF-8: libraries in Rust cannot open a file of such a name."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"{argument} is not UTF-8; rename the file, or type the text in a UTF-8 locale") from None
+
+
 def report(error: BaseException, name: str | None) -> None:
     """Print an error as one line, unless another process does so.  name: the program's name in usage hints"""
+    if isinstance(error, FileNotFoundError) and error.errno and error.filename is None:  # of os.getcwd()
+        error.filename = "the current folder was removed, change to another one"
     if isinstance(error, OSError) and error.filename is None and error.errno in FULL_DISK:
         error.filename = "stdout"  # atomic.py and lines.py name files
         discard_output(1)  # what is left in its buffer
