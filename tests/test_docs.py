@@ -54,7 +54,7 @@ from training import demo_corpus
 from training.model import check_model_fields
 from training.recipe import load_recipe
 from training.recipe_options import RECIPE_OPTIONS, parse_options
-from vaswani_transformer import SearchSettings, __version__
+from vaswani_transformer import SearchSettings, Translator, __version__
 from vaswani_transformer.programs import import_program
 from vaswani_transformer.translator import TranslationOptions
 
@@ -713,6 +713,19 @@ def test_the_cpp_program_uses_the_exported_names(template, tmp_path):
     for words, values in (("inputs", graph.input), ("outputs", graph.output)):
         (named,) = re.findall(rf'{words}\[\] = {{"(\w+)"}}', block.text)
         assert named in {value.name for value in values}
+    headers = Path("/usr/include/onnxruntime")  # of Debian's libonnxruntime-dev
+    if not headers.is_dir():
+        return
+    (library,) = Path("/usr/lib").glob("*/libonnxruntime.so")
+    (tmp_path / "onnxruntime").mkdir()
+    (tmp_path / "onnxruntime" / "include").symlink_to(headers)
+    (tmp_path / "onnxruntime" / "lib").symlink_to(library.parent)
+    (tmp_path / "translate.cpp").write_text(block.text)
+    (build, _), (translate, _) = next(other.steps for other in blocks(block.page) if "g++" in other.text)
+    shell(build, tmp_path)
+    sentences = re.findall(r"\w.*?\.", translate.partition('"')[2])
+    translator = Translator.from_pretrained(template / "demo" / "model", device="cpu")
+    assert shell(translate, tmp_path).splitlines()[-1] == " ".join(translator.translate(sentences))
 
 
 def load_program(name: str) -> Any:
