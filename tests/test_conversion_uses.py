@@ -3,7 +3,7 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -328,7 +328,7 @@ def test_a_model_with_two_vocabularies_is_not_used_with_one_tokenizer(name: str,
         with pytest.raises(InputError, match="separate vocabularies .*saved/target_tokenizer/tokenizer.json"):
             use(tmp_path / "saved")
     with pytest.raises(ValueError, match="separate vocabularies"):
-        pipeline("translation", model=str(tmp_path / "saved"), device="cpu")
+        cast(Any, pipeline)("translation", model=str(tmp_path / "saved"), device="cpu")
     with pytest.raises(InputError, match="tokenizer: .* separate vocabularies, but .* has one tokenizer"):
         load_tokenizers(load_recipe(None, {}), str(tmp_path / "saved"), tmp_path / "run", [], print)
 
