@@ -139,6 +139,7 @@ def test_utf_8_is_used_in_any_locale(exported, translate, expected, tmp_path):
     assert err.startswith(b"warning: doubtful translations") and err.count(b"\n") == 1  # the model repeats itself
 
 
+@pytest.mark.slow
 def test_stdout_has_translations_alone_without_docstrings(model_folder, expected):
     """transformers prints there about each docstring that `python -OO` has removed."""
     process = command("translate", model_folder, "--device", "cpu", PYTHONOPTIMIZE="2")

@@ -6,7 +6,7 @@ them, and the ONNX backend works where they are not installed.
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -42,7 +42,8 @@ class RegisterAfterImport(MetaPathFinder):
 
         Under `python -OO`, transformers prints on stdout, among the translations, that docstrings are missing.
         """
-        with redirect_stdout(sys.stderr):
+        without_docstrings = sys.flags.optimize > 1
+        with redirect_stdout(sys.stderr) if without_docstrings else nullcontext():
             self.running += 1
             try:
                 exec_module(module)
