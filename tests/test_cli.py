@@ -146,6 +146,23 @@ def test_stdout_has_translations_alone_without_docstrings(model_folder, expected
     assert (out.decode().split("\n"), process.returncode) == ([*expected, ""], 0), err
 
 
+def test_an_import_of_transformers_leaves_the_stdout_of_other_threads_alone():
+    code = """
+import sys, vaswani_transformer
+class Watch:
+    def find_spec(self, name, *_):
+        if name.startswith("transformers."):
+            assert sys.stdout is stdout
+            found.add(name)
+stdout, found = sys.stdout, set()
+sys.meta_path.insert(0, Watch())
+import transformers
+assert found
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_model_whose_name_is_not_utf_8_is_refused(model_folder, tmp_path):
     name = os.fsencode(tmp_path) + b"/\xff"
     shutil.copytree(model_folder, os.fsdecode(name))
