@@ -40,8 +40,8 @@ class RegisterAfterImport(MetaPathFinder):
     def execute(self, exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
         """Execute a module as its loader does, and register the model if no import is running any more.
 
-        Under `python -OO`, transformers prints on stdout, among the translations, that docstrings are missing. Otherwise
-        stdout, which belongs to all threads, stays as it is.
+        Under `python -OO`, transformers prints on stdout, among the translations, that docstrings are missing.
+        Otherwise stdout, which belongs to all threads, stays as it is.
         """
         with redirect_stdout(sys.stderr) if sys.flags.optimize > 1 else nullcontext():
             self.running += 1
