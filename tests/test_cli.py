@@ -147,12 +147,37 @@ def test_stdout_has_translations_alone_without_docstrings(model_folder, expected
     assert (out.decode().split("\n"), process.returncode) == ([*expected, ""], 0), err
 
 
-def test_a_name_that_is_not_utf_8_is_refused(model_folder, tmp_path):
+def test_an_import_of_transformers_leaves_the_stdout_of_other_threads_alone():
+    code = """
+import sys, vaswani_transformer
+class Watch:
+    def find_spec(self, name, *_):
+        if name.startswith("transformers."):
+            assert sys.stdout is stdout
+            found.add(name)
+stdout, found = sys.stdout, set()
+sys.meta_path.insert(0, Watch())
+import transformers
+assert found
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_model_whose_name_is_not_utf_8_is_refused(model_folder, tmp_path):
     name = os.fsencode(tmp_path) + b"/\xff"
     shutil.copytree(model_folder, os.fsdecode(name))
-    process = command("translate", os.fsdecode(name))
-    assert process.communicate(b"a\n")[1].startswith(f"error: {tmp_path}/\\udcff is not UTF-8; rename".encode())
-    assert process.returncode == 2
+    for words in (["translate", os.fsdecode(name)], ["export", "onnx", model_folder, os.fsdecode(name + b"x")]):
+        process = command(*words)
+        assert process.communicate(b"a\n")[1].startswith(f"error: {tmp_path}/\\udcff".encode())
+        assert process.returncode == 2
+
+
+def test_a_text_may_have_a_name_that_is_not_utf_8(model_folder, source, tmp_path, expected):
+    name, output = (os.fsdecode(os.fsencode(tmp_path) + end) for end in (b"/\xff.en", b"/\xff.de"))
+    shutil.copyfile(source, name)
+    main(["translate", str(model_folder), "--input", name, "--output", output, "--device", "cpu"])
+    assert Path(output).read_text(encoding="utf-8").splitlines() == expected
 
 
 def test_a_removed_current_folder_is_named(model_folder, source, tmp_path):

@@ -39,7 +39,6 @@ SMALLER_TARGET = {"decoder_vocab_size": 25, "share_encoder_decoder_embeddings": 
         ({"position_offset": 10**18}, "position_offset"),  # float32 does not tell such positions apart
         ({"decoder_vocab_size": 40}, "share_encoder_decoder_embeddings"),
         ({"separate_vocabularies": True}, "share_encoder_decoder_embeddings"),
-        (SMALLER_TARGET | {"separate_vocabularies": False}, "separate_vocabularies"),
         ({"activation_function": "rleu"}, "activation_function"),
         ({"layer_norm_eps": float("inf")}, "layer_norm_eps"),
         ({"position_base": 0.0}, "position_base"),
@@ -62,6 +61,16 @@ def test_impossible_values_are_refused_by_field(changes: dict, named: str) -> No
 def test_unusual_but_possible_values_are_accepted() -> None:
     tiny_config(d_model=18, d_k=5, d_v=7)
     tiny_config(decoder_vocab_size=40, share_encoder_decoder_embeddings=False, decoder_start_token_id=35)
+
+
+def test_a_changed_vocabulary_decides_whether_there_are_two(tmp_path) -> None:
+    config = tiny_config(share_encoder_decoder_embeddings=False)
+    config.decoder_vocab_size = 25
+    config.save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).has_two_vocabularies
+    two = tiny_config(**SMALLER_TARGET).to_dict()
+    assert not VaswaniTransformerConfig(**two | {"decoder_vocab_size": two["vocab_size"]}).has_two_vocabularies
+    assert VaswaniTransformerConfig(**tiny_config().to_dict() | SMALLER_TARGET).has_two_vocabularies
 
 
 def test_an_unknown_preset_is_refused_with_the_valid_names() -> None:

@@ -42,7 +42,7 @@ def load_tokenizers(
     if not (folder / "tokenizer.json").is_file():
         raise InputError(f"tokenizer: {folder} has no tokenizer.json; train one with `vaswani-transformer tokenizer`")
     separate = folder != output and (folder / TARGET_TOKENIZER).is_dir()
-    if model is not None and model.config["separate_vocabularies"] and not separate:
+    if model is not None and model.has_two_vocabularies and not separate:
         raise InputError(
             f"tokenizer: the languages of the model in {before} have separate vocabularies, but {folder} has one "
             f"tokenizer; put the target's into {folder / TARGET_TOKENIZER}"

@@ -165,7 +165,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
 
     # Section 3.4: one matrix for both embeddings and the pre-softmax transformation.
     decoder_vocab_size: int | None = None  # None: vocab_size
-    separate_vocabularies: bool | None = None  # each language has its own tokenizer; None: if the sizes differ
+    separate_vocabularies: bool = False  # each language has its own tokenizer, as always if the sizes differ
     share_encoder_decoder_embeddings: bool = True
     tie_word_embeddings: bool = True
 
@@ -179,8 +179,6 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs):
         if self.decoder_vocab_size is None:
             self.decoder_vocab_size = self.vocab_size
-        if self.separate_vocabularies is None:
-            self.separate_vocabularies = self.decoder_vocab_size != self.vocab_size
         if self.position_embedding_type == "learned" and self.max_position_embeddings is None:
             self.max_position_embeddings = 256  # Table 3 (E), tensor2tensor's max_length
         if self.position_embedding_type == "sinusoidal":
@@ -248,11 +246,6 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             "separate_vocabularies",
             "two vocabularies need `share_encoder_decoder_embeddings=False`",
         )
-        self._require(
-            self.separate_vocabularies or self.decoder_vocab_size == self.vocab_size,
-            "separate_vocabularies",
-            f"sizes of {self.vocab_size} and {self.decoder_vocab_size} (`decoder_vocab_size`) are two vocabularies",
-        )
 
     def _check_values(self):
         for field, choices in {
@@ -284,6 +277,10 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             size = target if field == "decoder_start_token_id" else min(self.vocab_size, target)
             valid = token_id is None or 0 <= token_id < size
             self._require(valid, field, f"the ids of the vocabulary are 0 to {size - 1}")
+
+    @property
+    def has_two_vocabularies(self) -> bool:
+        return self.separate_vocabularies or self.decoder_vocab_size not in (None, self.vocab_size)
 
     def get_text_config(self, decoder=None, encoder=None) -> PreTrainedConfig:
         # transformers 5.17 reads the size of the target vocabulary from `get_text_config().vocab_size`.

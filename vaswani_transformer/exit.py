@@ -8,6 +8,7 @@ import atexit
 import gc
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -22,6 +23,7 @@ from .atomic import remove, unfinished
 from .errors import (
     ENVIRONMENT_ERRNOS,
     FULL_DISK,
+    BrokenFileError,
     InputError,
     UnavailableError,
     escape_controls,
@@ -61,7 +63,6 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
     spare_collections()
     with exit_on_signals():
         try:
-            check_names(arguments)
             code = command(
                 args=arguments, prog_name=name, standalone_mode=False, help_option_names=["-h", "--help"],
                 token_normalize_func=with_hyphens,
@@ -81,6 +82,7 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
         except BaseException as error:  # a panic of a library in Rust is no Exception
             if debug:
                 print_error(traceback.format_exc().rstrip())
+            error = blame_name(error, arguments)
             report(error, name)
             raise SystemExit(explain(error)[0]) from None
     if code == INTERRUPTED:  # typer returns it instead of raising
@@ -99,13 +101,15 @@ def spare_collections() -> None:
     atexit.register(gc.freeze)
 
 
-def check_names(arguments: list[str]) -> None:
-    """Raise InputError for an argument that is not UTF-8: libraries in Rust cannot open a file of such a name."""
-    for argument in arguments:
-        try:
-            argument.encode()
-        except UnicodeEncodeError:
-            raise InputError(f"{argument} is not UTF-8; rename the file, or type the text in a UTF-8 locale") from None
+def blame_name(error: BaseException, arguments: list[str]) -> BaseException:
+    """Return InputError for a broken file or an unexpected error if a name in the arguments is not UTF-8, else `error`.
+
+    Python opens a text of such a name; libraries in Rust and C++ cannot open such a model.
+    """
+    named = next((argument for argument in arguments if re.search("[\ud800-\udfff]", argument)), None)
+    if named is None or explain(error)[0] not in (UNEXPECTED, BrokenFileError.exit_code):
+        return error
+    return InputError(f"{named} is not UTF-8; rename it")
 
 
 def report(error: BaseException, name: str | None) -> None:

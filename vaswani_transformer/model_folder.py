@@ -133,13 +133,18 @@ class ModelFolder:
             target = read_tokenizer(folder, self.config["decoder_vocab_size"], "decoder_vocab_size")
             self._check_end(target, folder)
             return target
-        if self.config["separate_vocabularies"]:
+        if self.has_two_vocabularies:
             read_tokenizer(self.path)  # raises for a folder that has none at all
             raise InputError(
                 f"{self.path}: the languages have separate vocabularies (config.json); the model needs a second "
                 f"tokenizer for its translations: {folder / 'tokenizer.json'}"
             )
         return self.tokenizer
+
+    @property
+    def has_two_vocabularies(self) -> bool:
+        config = self.config
+        return config.get("separate_vocabularies", False) or config["decoder_vocab_size"] != config["vocab_size"]
 
     @property
     def has_target_tokenizer(self) -> bool:
@@ -331,13 +336,8 @@ def read_config(path: Path) -> dict[str, Any]:
         has_no_maximum = value is None and field == "max_position_embeddings"
         if not has_no_maximum and (type(value) is not int or not 1 <= value <= LARGEST_SIZE):
             raise BrokenFileError(f"{path}: {field} is {value!r}; it must be an integer between 1 and {LARGEST_SIZE}")
-    differ = config["decoder_vocab_size"] != config["vocab_size"]
-    if config.get("separate_vocabularies") is None:
-        config["separate_vocabularies"] = differ
-    separate = config["separate_vocabularies"]
-    if type(separate) is not bool or (differ and not separate):
-        reason = ", since decoder_vocab_size differs from vocab_size" if differ else " or false"
-        raise BrokenFileError(f"{path}: separate_vocabularies is {separate!r}; it must be true{reason}")
+    if type(separate := config.get("separate_vocabularies", False)) is not bool:
+        raise BrokenFileError(f"{path}: separate_vocabularies is {separate!r}; it must be true or false")
     for field in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
         size_field = "decoder_vocab_size" if field == "decoder_start_token_id" else "vocab_size"
         value, size = config[field], config[size_field]

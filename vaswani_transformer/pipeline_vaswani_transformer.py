@@ -79,7 +79,7 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         self.clean = choose_cleaning(self.source_tokenizer.backend_tokenizer.normalizer)
         self.languages = LanguageTokens(self.source_tokenizer.backend_tokenizer)
         target_tokenizer = target_tokenizer or load_target_tokenizer(config)
-        if target_tokenizer is None and config.separate_vocabularies:
+        if target_tokenizer is None and config.has_two_vocabularies:
             raise ValueError(
                 "the languages of the model have separate vocabularies; it needs a second tokenizer for its "
                 "translations: pass target_tokenizer="

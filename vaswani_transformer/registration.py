@@ -41,9 +41,9 @@ class RegisterAfterImport(MetaPathFinder):
         """Execute a module as its loader does, and register the model if no import is running any more.
 
         Under `python -OO`, transformers prints on stdout, among the translations, that docstrings are missing.
+        Otherwise stdout, which belongs to all threads, stays as it is.
         """
-        without_docstrings = sys.flags.optimize > 1
-        with redirect_stdout(sys.stderr) if without_docstrings else nullcontext():
+        with redirect_stdout(sys.stderr) if sys.flags.optimize > 1 else nullcontext():
             self.running += 1
             try:
                 exec_module(module)

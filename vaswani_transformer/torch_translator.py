@@ -103,7 +103,7 @@ class TorchTranslator(Translator):
         Raises InputError for other adapters, such as prompt tuning.
         """
         model = unwrap_peft(model.eval())
-        if target_tokenizer is None and model.config.separate_vocabularies:
+        if target_tokenizer is None and model.config.has_two_vocabularies:
             raise InputError(
                 "the languages of the model have separate vocabularies; it needs a second tokenizer for its "
                 f"translations (in a folder: {TARGET_TOKENIZER}/tokenizer.json)"
