@@ -33,7 +33,7 @@ def load_tokenizers(
     """
     model = None if initial_weights is None else ModelFolder(find_folder(initial_weights))
     before = None if model is None else model.path
-    if before is not None:
+    if before:
         weight_files(before)  # which refuses an ONNX export
     folder = Path(settings.tokenizer) if settings.tokenizer is not None else before or output
     if folder == output and not (output / "tokenizer.json").is_file():

@@ -280,6 +280,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
 
     @property
     def has_two_vocabularies(self) -> bool:
+        """Whether the decoder needs a tokenizer of its own; ModelFolder has the same rule, without torch."""
         return self.separate_vocabularies or self.decoder_vocab_size not in (None, self.vocab_size)
 
     def get_text_config(self, decoder=None, encoder=None) -> PreTrainedConfig:

@@ -143,6 +143,7 @@ class ModelFolder:
 
     @property
     def has_two_vocabularies(self) -> bool:
+        """Whether the decoder needs a tokenizer of its own, as in VaswaniTransformerConfig."""
         config = self.config
         return config.get("separate_vocabularies", False) or config["decoder_vocab_size"] != config["vocab_size"]
 

@@ -303,8 +303,8 @@ class DecoderLayer(TransformerLayer):
 class VaswaniTransformerPreTrainedModel(PreTrainedModel):
     """Base of all models: initialisation, and the capabilities that transformers asks for.
 
-    `from_pretrained` is that of transformers, which fills missing tensors with random numbers and only logs it. The
-    package's `Translator.from_pretrained` refuses such folders.
+    As in transformers, `from_pretrained` fills missing tensors with random numbers and only logs it. The package's
+    `Translator.from_pretrained` refuses such folders.
     """
 
     config: VaswaniTransformerConfig
