@@ -6,7 +6,7 @@ sqrt(d_model), as in torch's translation tutorial: `scale_embeddings` in config.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from ..layout import (
 from ..options import STACKS, Options, Reasons
 from ..rename import Rule, expand_layers, infer_sizes, select_weights, split_in_proj
 from ..segmentation import add_tokenizers
-from ..toolkit import Description, register_reader
+from ..toolkit import Description, Read, register_reader
 from ..vocabulary import TEXT, Vocabulary, read_both_sides, read_token_ids
 
 TORCH_FILES = ["*.pt*", "*.zip", "*.safetensors"]  # torch.save writes zip files, and some authors name them so
@@ -95,12 +95,17 @@ def find_module_weights(checkpoint: Mapping[Any, Any], known: str) -> dict[str, 
     return {}
 
 
-@register_reader(
-    "torch-nn-transformer",
-    TORCH_FILES,
-    packages=["__main__"],
-    recognise_content=lambda content: bool(find_module_weights(content, FIRST_WEIGHT)),
-)
+def register_module_reader(name: str, known: str) -> Callable[[Read], Read]:
+    """Register the reader of a module's state_dict in a file of torch.save.  known: see `find_module_weights`"""
+    return register_reader(
+        name,
+        TORCH_FILES,
+        packages=["__main__"],
+        recognise_content=lambda content: bool(find_module_weights(content, known)),
+    )
+
+
+@register_module_reader("torch-nn-transformer", FIRST_WEIGHT)
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a state_dict and the config.json next to it."""
     remedy = '; write one with {"nhead": ...}: no tensor records the number of heads'

@@ -27,9 +27,15 @@ from ..checkpoint_files import load_checkpoint
 from ..layout import DECODER_POSITIONS, ENCODER_POSITIONS, OUTPUT, OUTPUT_BIAS, SOURCE, TARGET
 from ..options import STACKS, Options, Reasons
 from ..rename import expand_layers, expand_table, infer_sizes, select_weights
-from ..toolkit import Description, register_reader
+from ..toolkit import Description
 from ..vocabulary import SIDES, Vocabulary, order_tokens, read_both_sides
-from .torch_nn_transformer import SOURCE_TEMPLATE, SPECIAL_TOKENS, TORCH_FILES, find_module_weights, read_word_lists
+from .torch_nn_transformer import (
+    SOURCE_TEMPLATE,
+    SPECIAL_TOKENS,
+    find_module_weights,
+    read_word_lists,
+    register_module_reader,
+)
 
 HEADS = 8  # in all of them
 
@@ -92,12 +98,7 @@ ANNOTATED_NORMS = {
 }
 
 
-@register_reader(
-    "annotated-transformer",
-    TORCH_FILES,
-    packages=["__main__"],
-    recognise_content=lambda content: bool(find_module_weights(content, ANNOTATED)),
-)
+@register_module_reader("annotated-transformer", ANNOTATED)
 def read_annotated_transformer(path: Path, reasons: Reasons) -> Description:
     """Describe a state_dict of the notebook's EncoderDecoder."""
     description = describe(path, reasons, ANNOTATED, "feed_forward.w_1.weight", "h")
@@ -130,12 +131,7 @@ SEQ2SEQ_LAYER = {
 }
 
 
-@register_reader(
-    "pytorch-seq2seq",
-    TORCH_FILES,
-    packages=["__main__"],
-    recognise_content=lambda content: bool(find_module_weights(content, SEQ2SEQ)),
-)
+@register_module_reader("pytorch-seq2seq", SEQ2SEQ)
 def read_pytorch_seq2seq(path: Path, reasons: Reasons) -> Description:
     """Describe a state_dict of the tutorial's Seq2Seq."""
     description = describe(path, reasons, SEQ2SEQ, "positionwise_feedforward.fc_1.weight", "n_heads")
@@ -168,12 +164,7 @@ BLOCKS_NORMS = {
 }
 
 
-@register_reader(
-    "pytorch-transformer",
-    TORCH_FILES,
-    packages=["__main__"],
-    recognise_content=lambda content: bool(find_module_weights(content, BLOCKS)),
-)
+@register_module_reader("pytorch-transformer", BLOCKS)
 def read_pytorch_transformer(path: Path, reasons: Reasons) -> Description:
     """Describe a state_dict of the tutorial's Transformer."""
     description = describe(path, reasons, BLOCKS, "feed_forward_block.linear_1.weight", "h", read_tokenizers)
