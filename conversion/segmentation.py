@@ -38,17 +38,8 @@ def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: st
     """
     tokens = vocabulary.tokens(side)
     if any(token.endswith("@@") for token in tokens):
-        names = (
-            f"bpecodes.{language}",
-            f"*codes*.{language}",
-            f"{language}.bpe",
-            "bpecodes",
-            "*codes*",
-            "code",
-            "*.code",
-        )
-        codes = find_file(folder, *names, "*.bpe")
-        if codes:
+        of_side = f"bpecodes.{language}", f"*codes*.{language}", f"{language}.bpe"
+        if codes := find_file(folder, *of_side, "bpecodes", "*codes*", "code", "*.code", "*.bpe"):
             vocabulary.files.append(codes)
             return build_bpe_tokenizer(vocabulary, side, read_codes(codes))
         vocabulary.notes.append(
