@@ -119,17 +119,17 @@ def _with_capitals(text: ParallelText, share: float, languages: tuple[str, str])
     Without them a model translates headlines badly; OpusTrainer makes them for Firefox's models. The choice depends on
     the pair alone, so that runs with other seeds share the tokenised text. A source that does not change has no copy.
     """
-    changes = {b"capitals": write_capitals, b"title case": write_title_case}
+    parts = {b"capitals": ANY, b"title case": FIRST_LETTER}  # of a word
 
     def pairs() -> Iterator[Pair]:
         for pair in text.pairs():
             yield pair
             line, source, target = pair[0], *map(join_lines, pair[1:])
-            for name, change in changes.items():
+            for name, part in parts.items():
                 if crc32(f"{source}\t{target}".encode(), crc32(name)) < share * 2**32:
-                    copy = change(source, languages[0])
+                    copy = change_case(source, part, languages[0])
                     if target and copy != source:
-                        yield line, copy, change(target, languages[1])
+                        yield line, copy, change_case(target, part, languages[1])
 
     name = f"{text.name} and {share:g} in capitals"
     return ParallelText(name, pairs, lambda: f"{text.fingerprint()} capitals {share} {languages}")
@@ -142,22 +142,16 @@ ANY, FIRST_LETTER = re.compile(r".+"), re.compile(r"^\W*\w")
 WITH_DOTTED_I = ("az", "tr")
 
 
-def write_capitals(text: str, language: str) -> str:
-    """Write a sentence in capitals, except its tags and addresses."""
-    return WORD.sub(lambda word: _change_case(word[0], ANY, language), text)
+def change_case(text: str, part: re.Pattern[str], language: str) -> str:
+    """Write a part of each word in capitals, ANY or its FIRST_LETTER as in headlines; not of tags and addresses."""
+    is_dotted = split_code(language)[0] in WITH_DOTTED_I
 
+    def change(word: re.Match[str]) -> str:
+        if UNCHANGED.fullmatch(word[0]):
+            return word[0]
+        return part.sub(lambda match: (match[0].replace("i", "İ") if is_dotted else match[0]).upper(), word[0], count=1)
 
-def write_title_case(text: str, language: str) -> str:
-    """Write a sentence in title case, as in headlines."""
-    return WORD.sub(lambda word: _change_case(word[0], FIRST_LETTER, language), text)
-
-
-def _change_case(word: str, part: re.Pattern[str], language: str) -> str:
-    """Return a word with a part of it in capitals."""
-    if UNCHANGED.fullmatch(word):
-        return word
-    dotted = split_code(language)[0] in WITH_DOTTED_I
-    return part.sub(lambda match: (match[0].replace("i", "İ") if dotted else match[0]).upper(), word, count=1)
+    return WORD.sub(change, text)
 
 
 def join_lines(text: str | None) -> str:
