@@ -37,7 +37,10 @@ def linear_decay(step: int, total_steps: int, decay_share: float) -> float:
 
 
 def learning_rate(settings: OptimizerSettings, d_model: int, total_steps: int, step: int) -> float:
-    """Return the rate of a step (from 1). It depends on its arguments only, so that resuming needs no state."""
+    """Return the rate of a step (from 1). It depends on its arguments only, so that resuming needs no state.
+
+    settings: a recipe's `learning_rate` replaces Eq. (3) by its shape with this peak; the other keys change either
+    """
     if settings.learning_rate is None:
         rate = paper_learning_rate(step, d_model, settings.warmup_steps, settings.learning_rate_factor)
     else:

@@ -152,7 +152,7 @@ def wrap_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Return a tokenizer that was read from a folder in the class of transformers, which then reads no file itself.
 
-    Raises BrokenFileError if tokenizer_config.json does not fit the tokenizer or the config.
+    Raises BrokenFileError if tokenizer_config.json has no pad_token or eos_token, or another one than the config.
     """
     path, settings = folder / "tokenizer_config.json", read_tokenizer_settings(folder)
     loaded = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings)

@@ -1201,7 +1201,10 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """Load a model, and keep its commit for the pipeline, which reads the target tokenizer of the same commit."""
+        """Load a model as transformers does; `load_model` of the package's loading.py says what it refuses instead.
+
+        The model keeps its commit for the pipeline, which reads the target tokenizer of the same commit.
+        """
         loaded = super().from_pretrained(*args, **kwargs)
         config = (loaded[0] if isinstance(loaded, tuple) else loaded).config  # with output_loading_info=True
         if getattr(config, "_commit_hash", None) is None and (revision := kwargs.get("revision")):  # 5.17 sets it
