@@ -34,23 +34,24 @@ NEWEST_TRIED = {
 
 def untried_versions_warning() -> str | None:
     """Return a line that names the installed packages that are newer than the newest that was tried, or None."""
-    untried = []
-    for package, newest in NEWEST_TRIED.items():
-        try:
-            installed = version(package)
-        except PackageNotFoundError:
-            continue
-        if Version(installed).release > Version(newest).release:
-            untried.append(f"{package} {installed} (tried: up to {newest})")
+    untried = [
+        f"{package} {installed} (tried: up to {newest})"
+        for package, newest in NEWEST_TRIED.items()
+        if (installed := find_version(package)) and Version(installed).release > Version(newest).release
+    ]
     return f"warning: not tried with this version of vaswani-transformer: {', '.join(untried)}" if untried else None
 
 
-def describe_version(package: str) -> str:
-    """Return the package and its version, or a dash."""
+def find_version(package: str) -> str | None:
     try:
-        return f"{package} {version(package)}"
+        return version(package)
     except PackageNotFoundError:
-        return f"{package} -"
+        return None
+
+
+def describe_versions(*packages: str) -> str:
+    """Return the packages with their versions, or a dash."""
+    return ", ".join(f"{package} {find_version(package) or '-'}" for package in packages)
 
 
 def describe_gpu(index: int) -> str:
@@ -63,11 +64,11 @@ def environment_lines() -> Iterator[str]:
     if warning := untried_versions_warning():
         yield warning
     yield f"vaswani-transformer  {__version__}, Python {platform.python_version()}, {platform.platform()}"
-    required = map(describe_version, ("transformers", "tokenizers", "safetensors", "numpy", "huggingface_hub"))
-    yield "required    " + ", ".join([f"torch {torch.__version__}", *required])  # metadata lacks "+cpu" and the like
-    yield "training    " + ", ".join(map(describe_version, ("accelerate", "sacrebleu", "datasets", "peft")))
-    yield "pictures    " + describe_version("matplotlib")
-    yield "ONNX        " + ", ".join(map(describe_version, ("onnx", "onnxruntime")))
+    required = describe_versions("transformers", "tokenizers", "safetensors", "numpy", "huggingface_hub")
+    yield f"required    torch {torch.__version__}, {required}"  # metadata lacks "+cpu" and the like
+    yield "training    " + describe_versions("accelerate", "sacrebleu", "datasets", "peft")
+    yield "pictures    " + describe_versions("matplotlib")
+    yield "ONNX        " + describe_versions("onnx", "onnxruntime")
     gpus = [describe_gpu(i) for i in range(torch.cuda.device_count())]
     devices = gpus or (["Apple GPU (mps)"] if torch.backends.mps.is_available() else [])
     yield "devices     " + ", ".join([*devices, f"CPU {torch.backends.cpu.get_cpu_capability()}"])
