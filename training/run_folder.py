@@ -109,7 +109,8 @@ def claim_output(output: Path, record: dict[str, Any], settings: Settings, say: 
                 "there, or make output_dir itself a link"
             )
     for folder in (output, output / "checkpoints", output / "corpus"):
-        remove_unfinished(folder)
+        for unfinished in folder.glob(".*.*.tmp"):  # of processes that were killed
+            remove_stale(unfinished.with_name(unfinished.name[1:].rsplit(".", 2)[0]))
     begun = (output / "model.safetensors").exists() or any((output / "checkpoints").glob("*"))
     if not path.exists():
         if names := sorted(p.name for p in output.iterdir() if not p.name.startswith((".lock", f".{RECORD}."))):
@@ -145,12 +146,6 @@ def copy_conversion(folder: Path, output: Path) -> None:
             shutil.copyfile(folder / name, output / name)
     if (folder / ORIGINALS).is_dir():
         shutil.copytree(folder / ORIGINALS, output / ORIGINALS, dirs_exist_ok=True)
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove temporary files of processes that were killed."""
-    for path in folder.glob(".*.*.tmp"):
-        remove_stale(path.with_name(path.name[1:].rsplit(".", 2)[0]))
 
 
 def remove_run(output: Path, settings: Settings) -> None:

@@ -65,7 +65,7 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
         try:
             code = command(
                 args=arguments, prog_name=name, standalone_mode=False, help_option_names=["-h", "--help"],
-                token_normalize_func=with_hyphens,
+                token_normalize_func=lambda name: name.replace("_", "-"),  # --num_beams, as in Python and in recipes
             )  # fmt: skip
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -122,11 +122,6 @@ def report(error: BaseException, name: str | None) -> None:
     if claim_report(error):
         for line in render(error, name):
             print_error(line)
-
-
-def with_hyphens(name: str) -> str:
-    """Return the name of an option as typer spells it: users may write --num_beams, as in Python and in recipes."""
-    return name.replace("_", "-")
 
 
 def remove_debug(arguments: list[str]) -> bool:

@@ -1,7 +1,7 @@
 """Export a model folder to ONNX. The output folder is created only if every step succeeds."""
 
 import copy
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -73,7 +73,8 @@ def export_single_folder(
         on_stage("exporting the model")
         graph = export_single_graph(half_if_fp16(model, precision), attention, repetition)
         required = {} if defaults else default_inputs(model, repetition)
-        require_inputs(graph, required)
+        for tensor in [tensor for tensor in graph.graph.initializer if tensor.name in required]:
+            graph.graph.initializer.remove(tensor)  # which is the default value of an input
         on_stage("writing the graphs")
         path = unfinished / "model.onnx"
         write_graph(graph, path, precision)
@@ -149,12 +150,6 @@ def check_and_load_tokenizer(folder: ModelFolder, model: Model, required: bool =
         return None
     assert folder.target_tokenizer  # which raises an error if it is missing or of another model
     return wrap_tokenizer(folder.tokenizer, folder.path, model.config)
-
-
-def require_inputs(graph: ModelProto, inputs: Container[str]) -> None:
-    """Remove the default values of inputs, in place."""
-    for tensor in [tensor for tensor in graph.graph.initializer if tensor.name in inputs]:
-        graph.graph.initializer.remove(tensor)
 
 
 def write_graph(graph: ModelProto, path: Path, precision: str) -> None:
