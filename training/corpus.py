@@ -10,8 +10,8 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
@@ -26,6 +26,7 @@ from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableE
 from vaswani_transformer.files import combine_sha256, files_sha256, read_json_object, write_json
 from vaswani_transformer.sentences_vaswani_transformer import choose_cleaning, cleans_itself
 from vaswani_transformer.tokenizer_files import panics_as_errors
+from vaswani_transformer.translator import take_ahead
 
 from .parallel_text import (
     CHUNK,
@@ -294,7 +295,10 @@ def tokenise(
             gc.disable()
             stack.callback(gc.enable)
         files = {file: stack.enter_context((folder / file).open("wb")) for file in FILES}
-        for part, ids in _encode_ahead(encode, select_parts()):
+        # The next part is encoded while this one is written: the tokenizers library releases Python's lock.
+        executor = stack.enter_context(ThreadPoolExecutor(1))
+        for part, encoding in take_ahead((part, executor.submit(encode, part)) for part in select_parts()):
+            ids = encoding.result()
             lengths = np.array([[len(row) for row in rows] for rows in ids], dtype=np.int32)  # (2, pairs)
             keep = _within_limits(lengths, nothing, part.lines, settings, findings)
             for place in part.same:
@@ -323,21 +327,6 @@ def tokenise(
         "dropped": {reason: asdict(lines) for reason, lines in findings.dropped.items()},
         "joined": asdict(findings.joined),
     }
-
-
-def _encode_ahead(encode: Callable[[Part], Any], parts: Iterable[Part]) -> Iterator[tuple[Part, Any]]:
-    """Yield every part with encode(part), and encode the next one in a thread meanwhile.
-
-    The tokenizers library releases Python's lock, so that its threads work while this one prepares and writes pairs.
-    """
-    with ThreadPoolExecutor(1) as executor:
-        encoding: tuple[Part, Future[Any]] | None = None
-        for part in parts:
-            previous, encoding = encoding, (part, executor.submit(encode, part))
-            if previous is not None:
-                yield previous[0], previous[1].result()
-        if encoding is not None:
-            yield encoding[0], encoding[1].result()
 
 
 def _select_pairs(chunk: list[Pair], settings: TextSettings, findings: Findings, prefix: str) -> Part:
