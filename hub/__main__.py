@@ -99,7 +99,8 @@ def push(
         typer.Option(help="The output of `export onnx`, or int8=OUTPUT for model_int8.onnx; default: FOLDER/onnx."),
     ] = None,
     results: Annotated[
-        list[str] | None, typer.Option(help="A CSV file of `evaluate --record`, besides those of the package.")
+        list[str] | None,
+        typer.Option(help="A CSV file of `evaluate --record`; the package's own results are always searched."),
     ] = None,
     source_language: Annotated[str | None, LANGUAGE] = None,
     target_language: Annotated[str | None, LANGUAGE] = None,

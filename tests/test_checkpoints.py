@@ -196,7 +196,7 @@ def test_moments_that_do_not_fit_the_model_are_refused(tmp_path):
     model(torch.ones(2)).sum().backward()
     optimizer.step()
     tensors.save_tensors(tensors.optimizer_tensors(model, optimizer) | {"exp_avg/bias": torch.zeros(1)}, path)
-    with pytest.raises(BrokenFileError, match=r"exp_avg/bias has shape \(1,\), must be \(2,\)"):
+    with pytest.raises(BrokenFileError, match=r"exp_avg/bias has shape \(1,\); it must be \(2,\)"):
         tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=1)
     whole = tensors.optimizer_tensors(model, optimizer)
     tensors.save_tensors(whole | {"exp_avg/bias": torch.zeros(2, dtype=torch.int8)}, path)
@@ -290,7 +290,7 @@ def test_weights_of_another_model_are_refused(tiny_model, tmp_path):
     tiny_model().save_pretrained(tmp_path)
     with pytest.raises(BrokenFileError, match=r"lacks model\.decoder\.layers\.3"):
         tensors.restore_model(tiny_model(decoder_layers=4), tmp_path)
-    with pytest.raises(BrokenFileError, match=r"has shape \(30, 16\), must be \(31, 16\)"):
+    with pytest.raises(BrokenFileError, match=r"has shape \(30, 16\); it must be \(31, 16\)"):
         tensors.restore_model(tiny_model(vocab_size=31), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\0" * 100)
     with pytest.raises(BrokenFileError, match=r"model\.safetensors is not a complete safetensors file"):

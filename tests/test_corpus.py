@@ -210,7 +210,7 @@ def test_wrong_columns_and_splits_of_a_dataset_are_named(tmp_path, load_dataset,
     with pytest.raises(InputError, match="has only split .*, not 'dev'"):  # not the training text again
         open_texts(recipe_for(data=None, dataset=str(tmp_path / "flat"), train=["train"]), ["dev"])
     datasets.Dataset.from_list([{"en": "a", "de": 3}, {"en": "b", "de": 4}]).save_to_disk(str(tmp_path / "numbers"))
-    with pytest.raises(InputError, match="row 1: 'de' is int, must be text"):
+    with pytest.raises(InputError, match="row 1: 'de' is int; it must be text"):
         load_dataset("numbers")
 
 
@@ -614,7 +614,7 @@ def test_one_of_two_files_in_place_of_their_name_is_explained(tmp_path, load, na
     (tmp_path / name).write_bytes(b"a\n")
     with pytest.raises(InputError, match=f"use --data {re.escape(str(tmp_path))} --train {re.escape(corpus)}$"):
         load("train", data=str(tmp_path / name))
-    with pytest.raises(InputError, match=re.escape(f"{name} is one of two files; {corpus} names both of them")):
+    with pytest.raises(InputError, match=re.escape(f"{name} is one of two files; give {corpus}, which names both")):
         load(name)
 
 

@@ -280,7 +280,7 @@ def test_a_damaged_record_of_the_run_is_named(model_folder, refused):
     for key, value in (("data", ["x"]), ("dataset", {"a": 1}), ("source_language", None)):
         (model_folder / "model/run.json").write_text(json.dumps({"recipe": {key: value}}))
         error = refused(main, [model_folder / "model"], 3)
-        assert f"run.json: recipe: {key} is {value!r}, must be a valid string" in error
+        assert f"run.json: recipe: {key} is {value!r}; it must be a valid string" in error
 
 
 def test_tokenised_text_is_also_scored_as_written():

@@ -280,7 +280,7 @@ def test_blank_lines_around_a_table_are_no_pairs_and_no_header(read, name, delim
 def test_a_number_in_a_dataset_is_no_empty_text(tmp_path):
     datasets.Dataset.from_list([{"en": "a", "de": 0}]).save_to_disk(str(tmp_path / "set"))
     recipe = load_recipe(None, {"dataset": str(tmp_path / "set")})
-    with pytest.raises(InputError, match="row 1: 'de' is int, must be text"):
+    with pytest.raises(InputError, match="row 1: 'de' is int; it must be text"):
         read_sentences(open_texts(recipe, ["train"]))
 
 

@@ -64,7 +64,7 @@ def test_flags_override_the_file_and_model_fields():
         parse_options(["--train", "a", "--train=b"])
     with pytest.raises(InputError, match="--max-steps is given twice; give it once$"):
         parse_options(["--max_steps", "1", "--max-steps", "2"])
-    with pytest.raises(InputError, match="^--average-last: average_last is 9, must be at most"):
+    with pytest.raises(InputError, match="^--average-last: average_last is 9; it must be at most"):
         load_recipe("multi30k_en_de", {"average-last": "9"})
 
 
@@ -100,24 +100,27 @@ def test_the_recipe_sets_the_number_of_processes(tmp_path):
         ({"output_dir": ""}, "^--output_dir is empty; give a value$"),
         ({"learning_rate": ""}, "^--learning_rate is empty; give a value, or null for none$"),
         ({"model.dropout": " "}, "^--model.dropout is empty; give a value$"),
-        ({"max_steps": "many"}, "--max_steps is 'many', must be a valid integer$"),
-        ({"overwrite": "maybe"}, "--overwrite is 'maybe', must be a valid boolean$"),
-        ({"model": "d_model=3"}, "--model is 'd_model=3', must be a table, such as {dropout: 0.3}$"),
-        ({"vocab_size": "1000000000"}, "--vocab_size is '1000000000', must be less than or equal to 1000000"),
-        ({"label_smoothing": "nan"}, "--label_smoothing is 'nan', must be a finite number"),
-        ({"compile": "some"}, "--compile is 'some', must be 'auto', 'yes' or 'no'"),
+        ({"max_steps": "many"}, "--max_steps is 'many'; it must be a valid integer$"),
+        ({"overwrite": "maybe"}, "--overwrite is 'maybe'; it must be a valid boolean$"),
+        ({"model": "d_model=3"}, "--model is 'd_model=3'; it must be a table, such as {dropout: 0.3}$"),
+        ({"vocab_size": "1000000000"}, "--vocab_size is '1000000000'; it must be less than or equal to 1000000"),
+        ({"label_smoothing": "nan"}, "--label_smoothing is 'nan'; it must be a finite number"),
+        ({"compile": "some"}, "--compile is 'some'; it must be 'auto', 'yes' or 'no'"),
         ({"train": "[]"}, "train is empty"),
         ({"source_language": "de"}, "^--source_language: source_language and target_language are both 'de'"),
-        ({"output_dir": "[a, b]"}, r"--output_dir is \['a', 'b'\], must be a valid string"),
-        ({"bleu_every": "1500"}, r"bleu_every is 1500, must be a multiple of 1000 \(validate_every\)"),
+        ({"output_dir": "[a, b]"}, r"--output_dir is \['a', 'b'\]; it must be a valid string"),
+        ({"bleu_every": "1500"}, r"bleu_every is 1500; it must be a multiple of 1000 \(validate_every\)"),
         ({"validation": "[]", "patience": "3"}, "patience is 3, but validation is empty"),
         ({"validation": "[]", "bleu_every": "1000"}, "bleu_every is 1000, but validation is empty"),
         ({"max_steps": "null"}, "max_steps and max_epochs are both null"),
-        ({"max_epochs": "0"}, "--max_epochs is '0', must be greater than 0"),
-        ({"average_last": "6"}, r"average_last is 6, must be at most 5 \(keep\)"),
+        ({"max_epochs": "0"}, "--max_epochs is '0'; it must be greater than 0"),
+        ({"average_last": "6"}, r"average_last is 6; it must be at most 5 \(keep\)"),
         ({"seed": "1", "seed.x": "1"}, "--seed.x: seed is 1, not a table"),
         ({"data": "a", "dataset": "b"}, "data and dataset are both given"),
-        ({"data": "a", "streaming": "true"}, "streaming is true without a dataset"),
+        (
+            {"data": "a", "streaming": "true"},
+            "streaming is true without a dataset; set dataset, or leave streaming out",
+        ),
         ({"data": "a", "dataset_config": "de-en"}, "^--dataset_config: dataset_config is 'de-en' without a dataset"),
         ({"data": "a", "dataset_revision": "v1"}, "^--dataset_revision: dataset_revision is 'v1' without a dataset"),
         (
@@ -172,17 +175,17 @@ def test_a_value_means_the_same_in_a_file_and_as_an_option(tmp_path, line, optio
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("max_hours: 1:30", "mine.yaml: max_hours is '1:30', must be a valid number"),
-        ("max_steps: yes", "mine.yaml: max_steps is 'yes', must be a valid integer"),
-        ("learning_rate: true", "mine.yaml: learning_rate is 'true', must be a valid number"),
+        ("max_hours: 1:30", "mine.yaml: max_hours is '1:30'; it must be a valid number"),
+        ("max_steps: yes", "mine.yaml: max_steps is 'yes'; it must be a valid integer"),
+        ("learning_rate: true", "mine.yaml: learning_rate is 'true'; it must be a valid number"),
         ("a: [", "is not YAML"),
         ("- a", "must hold `key: value` lines, not a list"),
-        ("warmup_steps: many", "mine.yaml: warmup_steps is 'many', must be a valid integer"),
+        ("warmup_steps: many", "mine.yaml: warmup_steps is 'many'; it must be a valid integer"),
         ("warmup_step: 3", "mine.yaml: warmup_step: unknown key; did you mean 'warmup_steps'"),
         ("seed: 1\n\nseed: 2", "mine.yaml is not YAML: line 3 gives seed a second time; give it once"),
         ("model:\n  dropout: 0.1\n  dropout: 0.2", "line 3 gives dropout a second time"),
         ("\xff\xfe\x00", "is not YAML"),
-        ("output_dir: ''", "mine.yaml: output_dir is '', must have at least 1 character"),
+        ("output_dir: ''", "mine.yaml: output_dir is ''; it must have at least 1 character"),
     ],
     ids=lambda text: text[:20],
 )

@@ -116,7 +116,7 @@ def test_a_second_run_on_the_same_folder_is_refused(start):
         ({"tokenizer": "nowhere"}, "nowhere has no tokenizer.json"),
         (
             {"model": {**SMALL["model"], "position_embedding_type": "learned", "max_position_embeddings": 20}},
-            "max_length is 40, the model has 20 learned positions",
+            "max_length is 40, but the model has only 20 learned positions (model.max_position_embeddings); lower",
         ),
         ({"max_hours": 1e-9}, "ended the run before its first step"),
     ],

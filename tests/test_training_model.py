@@ -84,16 +84,16 @@ def test_the_model_uses_the_tokenizers_special_ids(folder):
 
 def test_special_ids_that_contradict_the_tokenizer_are_refused(folder):
     recipe = recipe_of(folder, model=SIZES | {"eos_token_id": 5})
-    with pytest.raises(InputError, match="eos_token_id is 5, in the tokenizer 2"):
+    with pytest.raises(InputError, match="eos_token_id is 5, but 2 in the tokenizer; leave eos_token_id out"):
         model_config(recipe, *sizes_and_ids(*loaded(recipe)))
 
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("dropout", "abc", "^model.dropout is 'abc', must be float or int$"),
-        ("d_model", 2.5, "^model.d_model is 2.5, must be int$"),
-        ("d_k", "many", "^model.d_k is 'many', must be int or null$"),
+        ("dropout", "abc", "^model.dropout is 'abc'; it must be float or int$"),
+        ("d_model", 2.5, "^model.d_model is 2.5; it must be int$"),
+        ("d_k", "many", "^model.d_k is 'many'; it must be int or null$"),
     ],
 )
 def test_a_config_field_of_another_type_is_named(field, value, message):
@@ -180,7 +180,7 @@ def test_sizes_other_than_those_of_the_initial_weights_are_named(folder):
     saved_model(folder / "model")
     recipe = recipe_of(folder, initial_weights=str(folder / "model"), model={"d_model": 16, "dropout": 0.3})
     message = (
-        r"^initial_weights: .*model.safetensors: .* has shape .*32\).*, must be .*16\); --model '{}' keeps the sizes"
+        r"^initial_weights: .*model.safetensors: .* has shape .*32\).*; it must be .*16\); --model '{}' keeps the sizes"
     )
     with pytest.raises(InputError, match=message):
         train(recipe)
@@ -255,7 +255,7 @@ def test_the_plan_for_a_dataset_on_the_hub_has_the_vocabulary_of_the_weights(fol
 
 def test_the_plan_checks_the_model_before_it_reads_the_text_and_keeps_a_named_cache(folder):
     keys = {"cache": str(folder / "cache")}
-    with pytest.raises(InputError, match="vocab_size is 20, the tokenizer has 300 tokens"):
+    with pytest.raises(InputError, match="vocab_size is 20, but the tokenizer has 300 tokens; leave vocab_size out"):
         estimate(recipe_of(folder, **keys, model={"vocab_size": 20}), seconds=0)
     assert not (folder / "cache").exists()
     estimate(recipe_of(folder, **keys), seconds=0)

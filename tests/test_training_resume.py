@@ -144,7 +144,7 @@ def test_moments_are_not_replaced_by_zeros(stopped, start):
 
 def test_a_checkpoint_under_the_name_of_another_is_not_resumed(stopped, start):
     stopped.rename(stopped.with_name("step-5"))
-    start().ends(3, "step-5/trainer_state.json: progress: step is 4 in step-5")
+    start().ends(3, "step-5/trainer_state.json: progress: step is 4; rename the folder to step-4")
 
 
 def test_the_time_left_does_not_depend_on_the_machine_before(stopped, start):
@@ -181,7 +181,10 @@ def test_a_checkpoint_of_another_run_is_refused(stopped, start, tmp_path):
     start(output="other", seed=2, max_steps=6).ends(0)
     other = tmp_path / "other/checkpoints/step-6"
     shutil.copytree(other, stopped.with_name("step-6"))
-    start().ends(2, "holds a run that differs: recipe.seed was 2, is 1. Restore it")
+    start().ends(
+        2,
+        "holds a run that differs: recipe.seed was 2, is 1. Restore it, choose another output_dir, resume anyway with",
+    )
     shutil.rmtree(stopped.with_name("step-6"))
     start(max_steps=6).ends(0, f"resuming from {stopped.name}")
 

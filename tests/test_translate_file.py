@@ -465,7 +465,7 @@ def test_a_wrapped_text_gives_a_line_for_each_paragraph(words, work, tmp_path):
         ([2], " ", False, 0.5, ["the translation is empty"]),
         ([5, 6] * 5 + [2], "a", False, None, ["the translation repeats itself"]),
         ([5, 6] * 4 + [2], "a", False, None, []),
-        ([5, 6, 7, 2], "a", True, None, ["the sentence was long and was split"]),
+        ([5, 6, 7, 2], "a", True, None, ["a part of a long sentence that was split"]),
     ],
 )
 def test_doubtful_translations_are_named(translation, text, is_cut, ratio, reasons):
@@ -500,7 +500,7 @@ def test_a_report_lists_doubtful_translations_and_changes_none(words, tmp_path, 
     rows = [row.split("\t") for row in lines_of(tmp_path / "report")]
     assert {row[0] for row in rows if "split" in row[1]} == {"3"}
     assert " ".join(row[2] for row in rows if "split" in row[1]) == lines[2]
-    assert "the sentence was long and was split (" in capsys.readouterr().err
+    assert "a part of a long sentence that was split (" in capsys.readouterr().err
     with_report = lines_of(tmp_path / "out")
     main(options)
     assert lines_of(tmp_path / "out") == with_report

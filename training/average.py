@@ -22,7 +22,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def average(
     checkpoint: Annotated[list[Path], typer.Argument(help="Model folders, or one run's folder (see --last).")],
     output: Annotated[Path, typer.Option(help="The new model folder.")],
-    last: Annotated[int | None, typer.Option(min=1, help="Number of a run's last checkpoints; default: 5.")] = None,
+    last: Annotated[
+        int | None, typer.Option(min=1, help="Average this many last checkpoints of a run; default: 5.")
+    ] = None,
 ) -> None:
     from vaswani_transformer.loading import load_model
 

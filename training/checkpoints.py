@@ -212,7 +212,9 @@ class Checkpointer:
         state = read_checkpoint_state(folder)
         progress, environment = Progress.read(state["progress"], path), state["environment"]
         if progress.step != parse_step(folder):
-            raise BrokenFileError(f"{path}: progress: step is {progress.step} in {folder.name}")
+            raise BrokenFileError(
+                f"{path}: progress: step is {progress.step}; rename the folder to step-{progress.step}"
+            )
         before, now = state["fingerprint"], self.state["fingerprint"]
         check_unchanged(before, now, self.run_settings, self.reporter.say)
         if before.get(VALIDATION_SHA256) != now[VALIDATION_SHA256]:  # losses of two texts cannot be compared

@@ -81,10 +81,11 @@ def model_config(
         ("decoder_vocab_size", target_vocab_size(config), target_vocabulary or vocabulary),
     ):
         if size < wanted:
-            raise InputError(f"model: {field} is {size}, the tokenizer has {wanted} tokens")
+            raise InputError(f"model: {field} is {size}, but the tokenizer has {wanted} tokens; leave {field} out")
     for field in ("pad_token_id", "eos_token_id"):
         if ids is not None and getattr(config, field) != ids[field]:
-            raise InputError(f"model: {field} is {getattr(config, field)}, in the tokenizer {ids[field]}")
+            value = getattr(config, field)
+            raise InputError(f"model: {field} is {value}, but {ids[field]} in the tokenizer; leave {field} out")
     return config
 
 
@@ -105,7 +106,7 @@ def _wrong_type(settings: ModelSettings, error: str) -> str:
         if field.name in settings.model and f"field '{field.name}'" in error:
             kind = field.type.__name__ if isinstance(field.type, type) else str(field.type)
             kinds = kind.replace(" | ", " or ").replace("None", "null")
-            return f"model.{field.name} is {reprlib.repr(settings.model[field.name])}, must be {kinds}"
+            return f"model.{field.name} is {reprlib.repr(settings.model[field.name])}; it must be {kinds}"
     return f"model: {' '.join(error.split())}"
 
 
@@ -114,7 +115,8 @@ def check_positions(config: VaswaniTransformerConfig, max_length: int) -> None:
     positions = config.learned_positions
     if positions is not None and positions < max_length:
         raise InputError(
-            f"max_length is {max_length}, the model has {positions} learned positions (model.max_position_embeddings)"
+            f"max_length is {max_length}, but the model has only {positions} learned positions "
+            "(model.max_position_embeddings); lower max_length"
         )
 
 

@@ -196,7 +196,7 @@ def open_two_files(settings: TextSettings, name: str) -> ParallelText:
         names = [pattern.replace("{language}", language) for language in settings.languages]
         if (others := _files_named(settings, name)) and not _files_named(settings, names[0]):
             if (corpus := _corpus_name(settings, name)) != name:
-                raise InputError(f"{others[0]} is one of two files; {corpus} names both of them")
+                raise InputError(f"{others[0]} is one of two files; give {corpus}, which names both")
             raise InputError(f"{others[0]} is in no format that training reads by its name: {FILE_FORMATS}")
     source, target = (_existing(settings, each) for each in names)
     files = source, target
@@ -264,7 +264,7 @@ def _pick_texts(
     """Return the source and the target of a row. Raises InputError if they are no text, or named as other languages."""
     for position in columns.texts:
         if not isinstance(row[position], str | None):
-            raise InputError(f"{place}: {labels[position]!r} is {type(row[position]).__name__}, must be text")
+            raise InputError(f"{place}: {labels[position]!r} is {type(row[position]).__name__}; it must be text")
         check_unicode(row[position] or "", f"{place}: {labels[position]!r}")
     for position, language in zip(columns.languages, languages, strict=True):
         if position is not None and row[position] not in (None, "") and not is_name_of(str(row[position]), language):

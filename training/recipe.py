@@ -317,7 +317,7 @@ class Recipe(
         if self.data is not None and self.dataset is not None:
             raise ValueError("data and dataset are both given; set one of them to null")
         if self.streaming and self.dataset is None:
-            raise ValueError("streaming is true without a dataset; text files are never copied")
+            raise ValueError("streaming is true without a dataset; set dataset, or leave streaming out")
         for name in ("dataset_config", "dataset_revision"):
             if (value := getattr(self, name)) is not None and self.dataset is None:
                 raise ValueError(f"{name} is {value!r} without a dataset; set it to null")
@@ -348,9 +348,9 @@ class Recipe(
         every = self.validation_interval
         if self.bleu_every is not None and self.bleu_every % every:
             key = "save_every" if self.validate_every is None else "validate_every"
-            raise ValueError(f"bleu_every is {self.bleu_every}, must be a multiple of {every} ({key})")
+            raise ValueError(f"bleu_every is {self.bleu_every}; it must be a multiple of {every} ({key})")
         if self.average_last > self.keep:
-            raise ValueError(f"average_last is {self.average_last}, must be at most {self.keep} (keep)")
+            raise ValueError(f"average_last is {self.average_last}; it must be at most {self.keep} (keep)")
         return self
 
     def shared_keys(self) -> dict[str, Any]:
@@ -448,7 +448,7 @@ def _first_problem(error: ValidationError, source: dict[str, str], default_sourc
     """Describe the first problem in one line: the file or option, the value and the limit."""
     problem = error.errors(include_url=False)[0]
     message = problem["msg"].removeprefix("Value error, ")
-    message = re.sub("^(Input|String) should ", "must ", message)
+    message = re.sub("^(Input|String) should ", "it must ", message)
     message = message.partition(", unable to ")[0]  # what pydantic tried
     if not problem["loc"]:  # a combination: options of the command line that it names are to blame
         named = set(re.findall(r"\w+", message))
@@ -459,8 +459,8 @@ def _first_problem(error: ValidationError, source: dict[str, str], default_sourc
     if problem["type"] == "extra_forbidden":
         return f"{place}: unknown key; {_suggest_key(key)}"
     if problem["type"] == "dict_type":
-        message = "must be a table, such as {dropout: 0.3}"
-    return f"{place} is {reprlib.repr(problem['input'])}, {message}"
+        message = "it must be a table, such as {dropout: 0.3}"
+    return f"{place} is {reprlib.repr(problem['input'])}; {message}"
 
 
 def _suggest_key(name: str) -> str:

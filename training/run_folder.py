@@ -172,7 +172,7 @@ def check_unchanged(
     if changes and not settings.allow_changed:
         raise InputError(
             f"output_dir {settings.output_dir} holds a run that differs: {changes}. Restore it, choose another "
-            "output_dir, resume nevertheless with --allow_changed true, or start again with --overwrite true"
+            "output_dir, resume anyway with --allow_changed true, or start again with --overwrite true"
         )
     if changes:
         say(f"resuming a changed run: {changes}")

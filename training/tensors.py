@@ -102,6 +102,6 @@ def _check_fit(path: Path, tensors: Mapping[str, torch.Tensor], shapes: Mapping[
         raise BrokenFileError(f"{path} does not fit the model: it {' and '.join(parts)}")
     for name, shape in shapes.items():
         if tensors[name].shape != shape:
-            raise BrokenFileError(f"{path}: {name} has shape {tuple(tensors[name].shape)}, must be {tuple(shape)}")
+            raise BrokenFileError(f"{path}: {name} has shape {tuple(tensors[name].shape)}; it must be {tuple(shape)}")
         if not tensors[name].is_floating_point():
             raise BrokenFileError(f"{path}: {name} is {tensors[name].dtype}; it must be a floating-point type")

@@ -74,7 +74,7 @@ def check_picture(output: str) -> str:
 
 Precision = Annotated[
     Literal["fp16", "int8", "int8-weights"] | None,
-    typer.Option(help="ONNX file of a published model: int8 reads model_int8.onnx. Default: model.onnx."),
+    typer.Option(help="ONNX file of a published model, such as int8 for model_int8.onnx; default: model.onnx."),
 ]
 Progress = Annotated[
     bool | None, typer.Option(help="Show progress bars on stderr; default: on a terminal, if the input is a file.")
@@ -214,7 +214,7 @@ def translate(
     ] = None,
     min_new_tokens: Annotated[int | None, typer.Option(help="Minimum tokens of a translation.")] = None,
     no_repeat_ngram_size: Annotated[
-        int | None, typer.Option(help="No sequence of N tokens occurs twice in a translation; 0: off.")
+        int | None, typer.Option(help="Do not repeat any sequence of N tokens in a translation; 0: off.")
     ] = None,
     repetition_penalty: Annotated[
         float | None,
@@ -242,7 +242,7 @@ def translate(
     max_source_length: Annotated[
         int | None,
         typer.Option(
-            help="Split sentences with more tokens; default: what 99% in training do not exceed, or 128 if unknown."
+            help="Split sentences of more tokens; default: the 99th percentile in training, or 128 if unknown."
         ),
     ] = None,
     split_sentences: Annotated[bool, typer.Option(help="Translate the sentences of a line one by one.")] = True,
@@ -258,7 +258,7 @@ def translate(
         float | None, typer.Option(help="Also report translations with fewer than RATIO times the source's tokens.")
     ] = None,
     chunk_lines: Annotated[
-        int, typer.Option(min=1, help="Lines that are translated together; an interruption loses no more.")
+        int, typer.Option(min=1, help="Lines translated at a time; an interruption loses at most these.")
     ] = 2000,
     progress: Progress = None,
     device: Device = None,
@@ -452,7 +452,9 @@ def choose_heads(
     target: Annotated[str, typer.Option(help="Its translation, line by line.")],
     reference: Annotated[
         str | None,
-        typer.Option(help="Its alignment: lines of 0-0 1-2 (1p2: a possible link); default: by eflomal, or else nltk."),
+        typer.Option(
+            help="Gold alignments: lines of 0-0 1-2 (1p2: a possible link); default: eflomal's, or else nltk's."
+        ),
     ] = None,
     target_language: TargetLanguage = None,
     batch_tokens: BatchTokens = None,

@@ -36,7 +36,7 @@ def find_reasons(
     source, translation: token ids, </s> included;  source_text, text: the same as text
     is_cut: the part is not a whole sentence;  least_ratio: of their numbers of tokens
     """
-    reasons = ["the sentence was long and was split"] if is_cut else []
+    reasons = ["a part of a long sentence that was split"] if is_cut else []
     ratio = (len(translation) - 1) / max(len(source) - 1, 1)
     if not text.strip():
         reasons.append("the translation is empty")

@@ -42,7 +42,9 @@ Dtype = Annotated[
 ]
 Backend = Annotated[
     Literal["torch", "onnx"] | None,
-    typer.Option(help="onnx reads what `export onnx` wrote; default: onnx for a folder with model.onnx alone."),
+    typer.Option(
+        help="onnx: read the output of `export onnx`; default: onnx if the folder has model.onnx but no torch weights."
+    ),
 ]
 Workers = Annotated[
     int | None,

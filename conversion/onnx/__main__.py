@@ -61,7 +61,7 @@ def export(
         typer.Option(
             "--for",
             help="transformers.js, optimum: the split layout in a folder that this library loads. triton: a model "
-            "repository of Triton Inference Server, of token ids or, with --text, of texts.",
+            "repository for Triton Inference Server, which takes token ids or, with --text, texts.",
         ),
     ] = None,
     no_defaults: Annotated[
