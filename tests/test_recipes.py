@@ -1,6 +1,7 @@
 """training/recipe.py and the shipped recipes: values are applied as written, and errors name the key."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -200,6 +201,9 @@ def test_a_missing_recipe_is_named(tmp_path):
         load_recipe("multi30k_en_dd")
     with pytest.raises(InputError, match="no such recipe file"):
         load_recipe(str(tmp_path / "mine.yaml"))
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(InputError, match="pipe.yaml is a pipe or a device, which cannot be read twice"):
+        load_recipe(str(tmp_path / "pipe.yaml"))
 
 
 def test_recipes_are_listed_and_shown(capsys):

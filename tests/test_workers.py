@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,27 @@ def test_only_the_threads_of_a_search_have_one_thread_in_torch(translator: Any) 
     finally:
         torch.set_num_threads(before)
     assert len(own) > 2 and set(own) == {1} and set(others) == {3}
+
+
+def test_a_forked_process_translates(translator: Any) -> None:
+    """As those of `datasets.map(..., num_proc=2)`, which would wait for the threads of their parent."""
+    results = get_context("fork").SimpleQueue()
+
+    def translate() -> None:
+        torch.ones(1 << 21).sum()  # on all threads, as the products of a larger model
+        results.put(translator.translate(TEXTS))
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        translate()
+        child = get_context("fork").Process(target=translate)
+        child.start()
+        child.join(60)
+        child.kill()
+        assert child.exitcode == 0 and results.get() == results.get()
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_workers_share_one_session_with_one_thread(exported: Any) -> None:

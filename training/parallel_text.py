@@ -330,6 +330,8 @@ def _existing(settings: TextSettings, name: str) -> Path:
         raise InputError(f"data: there is no folder {data}; {remedy}")
     if found := _files_named(settings, name):
         return found[0]
+    if (path := Path(settings.data or "", name)).exists() and not path.is_dir():
+        raise InputError(f"{path} is a pipe or a device, which cannot be read several times; write it to a file")
     remedy = "" if settings.data else "give --data FOLDER; "
     raise InputError(
         f"{Path(settings.data or '') / name}: no such file (nor {name}.gz); {remedy}--train, --validation and --test "
