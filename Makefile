@@ -36,9 +36,9 @@ demo: install
 test: install
 	$(BIN)/pytest -m "not slow" $(TESTS)
 
-test-slow: install .venv-optimum/installed .venv-clients/installed .venv-ray/installed tests/node/node_modules/installed
+test-slow: install .venv-optimum/installed .venv-clients/installed .venv-ray/installed .venv-triton/installed tests/node/node_modules/installed
 	$(BIN)/pytest -m slow -n 1 $(TESTS)
-	.venv-clients/bin/python -m pytest -n 1 tests/test_clients.py tests/test_onnx_triton.py
+	.venv-clients/bin/python -m pytest -n 1 tests/test_clients.py
 	$(WITH_BIN) .venv-clients/bin/python -m pytest -n 0 tests/test_docs.py -k "blocks_of_a_page and serve"
 	.venv-ray/bin/python -m pytest -n 0 tests/test_ray.py
 	$(WITH_BIN) .venv-ray/bin/python -m pytest -n 0 tests/test_docs.py -k "blocks_of_a_page and cluster"
@@ -67,7 +67,7 @@ PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
 	test -x .venv-clients/bin/python || $(BIN)/python -m venv .venv-clients
 	$(BIN)/python -c '$(PACKAGES)' > "$$(.venv-clients/bin/python -c '$(PACKAGES)')/torch.pth"
 	.venv-clients/bin/pip install --quiet captum==0.9.0 inseq==0.7.1 lightning==2.6.6 \
-		libretranslatepy==2.1.4 deep-translator==1.11.4 translatehtml==1.5.3 "tritonclient[grpc]==2.73.0"
+		libretranslatepy==2.1.4 deep-translator==1.11.4 translatehtml==1.5.3
 	touch $@
 
 # Packages of a cluster, which the other tests do not need.
@@ -75,6 +75,12 @@ PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
 	test -x .venv-ray/bin/python || $(BIN)/python -m venv .venv-ray
 	$(BIN)/python -c '$(PACKAGES)' > "$$(.venv-ray/bin/python -c '$(PACKAGES)')/torch.pth"
 	.venv-ray/bin/pip install --quiet --constraint constraints.txt "ray[data,serve]"
+	touch $@
+
+# The server of Triton needs numpy 1, and its packages are no part of the other environments.
+.venv-triton/installed:
+	test -x .venv-triton/bin/python || $(PYTHON) -m venv .venv-triton
+	.venv-triton/bin/pip install --quiet nvidia-pytriton==0.7.0 onnxruntime==1.32.0
 	touch $@
 
 # Optimum needs transformers 4.

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,18 @@ from golden import EXPECTED_RESULTS, golden
 from hub_server import WRITE_TOKEN, Blob, Commit, Fault, HubServer
 from huggingface_hub import constants
 from safetensors.torch import load_file
-from saved_model import ENGLISH, change_json
+from saved_model import ENGLISH, GERMAN, change_json, trained_tokenizer, untrained_model
+from transformers import AutoTokenizer
+from transformers import pipeline as typed_pipeline
 
 from serving.__main__ import read_recorded_languages
 from vaswani_transformer import Translator
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.hub_files import find_folder
+from vaswani_transformer.tokenization import train_tokenizer
+
+pipeline: Any = typed_pipeline  # typed for the tasks of transformers only
 
 OPUS, OURS = "opus/marian", "someone/ours"
 UNREAD = {name: b"x" * 99 for name in ("tf_model.h5", "rust_model.ot", "flax_model.msgpack", "README.md", "run.py")}
@@ -361,3 +367,19 @@ def test_training_reads_its_initial_weights_and_their_tokenizer_from_one_commit(
     subprocess.run(command, check=True, env=ENVIRONMENT | variables, cwd=tmp_path)
     assert (tmp_path / "run/model.safetensors").is_file()
     assert [path for method, path, status in hub.log].count(f"/api/models/{OURS}/revision/main") == 1
+
+
+def test_the_second_tokenizer_of_a_private_repository(hub, tmp_path):
+    """`pipeline()` keeps its token for the model and the first tokenizer."""
+    model = untrained_model(decoder_vocab_size=280, share_encoder_decoder_embeddings=False)
+    target = train_tokenizer(GERMAN, 280)
+    for part, folder in ((model, "m"), (trained_tokenizer(), "m"), (target, "m/target_tokenizer")):
+        part.save_pretrained(tmp_path / folder)
+    files = {str(path.relative_to(tmp_path / "m")): path.read_bytes() for path in (tmp_path / "m").rglob("*.*")}
+    hub.create("someone/private", private=True, **files)
+    load: Any = partial(pipeline, "translation", model="someone/private", token=WRITE_TOKEN, device="cpu")
+    with pytest.raises(OSError, match="hf auth login.*someone/private.*target_tokenizer"):
+        load()
+    second = AutoTokenizer.from_pretrained("someone/private", subfolder="target_tokenizer", token=WRITE_TOKEN)
+    expected = pipeline("translation", model=str(tmp_path / "m"), device="cpu")
+    assert load(target_tokenizer=second)(ENGLISH) == expected(ENGLISH)

@@ -1,19 +1,27 @@
-"""`export onnx --for triton`: config.pbtxt is valid, and the batches of a server give the same translations."""
+"""`export onnx --for triton`: Triton's server loads the repository, and its batches give the same translations."""
 
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from google.protobuf import text_format
 from saved_model import ENGLISH, GERMAN, already_exported
-from searches import session_of
 
 from conversion.onnx.__main__ import main
 from vaswani_transformer.onnx_translator import OnnxTranslator
 
-NEEDED = "runs in .venv-clients, at the end of `make test-slow`"
-NUMPY_TYPES = {"TYPE_INT64": np.int64, "TYPE_STRING": object}
+HERE = Path(__file__).parent
+# The server and a backend that runs in its own Python, because it needs numpy 1.
+ENVIRONMENT = HERE.parent / ".venv-triton"
 
 
 @pytest.fixture(scope="module", params=["ids", "text"])
@@ -24,67 +32,89 @@ def repository(request: Any, exported: Path, tmp_path_factory: pytest.TempPathFa
     return out
 
 
-class Server:
-    """Does what Triton does with a repository of one model: checks requests, forms batches and splits the answers."""
+@pytest.fixture(scope="module")
+def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Yield the address of the model on a server."""
+    packages = next(ENVIRONMENT.glob("lib/python*/site-packages/pytriton/tritonserver"), None)
+    if packages is None:
+        pytest.skip("runs with .venv-triton, which `make test-slow` makes")
+    home = tmp_path_factory.mktemp("server")
+    backends = home / "backends"
+    stub = f"{sys.version_info.major}.{sys.version_info.minor}/triton_python_backend_stub"
+    shutil.copytree(packages / "backends" / "python", backends / "python")
+    shutil.copy(packages / "python_backend_stubs" / stub, backends / "python")
+    shutil.copytree(HERE / "triton_backend", backends / "onnxruntime")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [packages / "bin" / "tritonserver", "--model-repository", repository, "--backend-directory", backends]
+    command += ["--http-address", "127.0.0.1", "--http-port", port, "--allow-grpc", "false", "--allow-metrics", "false"]
+    site = packages.parents[1]
+    env = {"PATH": f"{ENVIRONMENT / 'bin'}:/usr/bin:/bin", "PYTHONPATH": str(site)}
+    env["LD_LIBRARY_PATH"] = str(site / "nvidia_pytriton.libs")
+    with (home / "log").open("w") as log:
+        running = subprocess.Popen([*map(str, command)], env=env, stdout=log, stderr=log)
+    try:
+        address = f"http://127.0.0.1:{port}/v2/models/translate"
+        for _ in range(240):
+            try:
+                urllib.request.urlopen(f"{address}/ready").close()
+                break
+            except OSError:
+                assert running.poll() is None, (home / "log").read_text()[-3000:]
+                time.sleep(0.25)
+        else:
+            raise AssertionError("not ready after a minute: " + (home / "log").read_text()[-3000:])
+        yield address
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(60) == 0, (home / "log").read_text()[-3000:]
+    finally:
+        running.kill()
 
-    def __init__(self, repository: Path):
-        definitions: Any = pytest.importorskip("tritonclient.grpc.model_config_pb2", reason=NEEDED)
-        (model,) = repository.iterdir()
-        self.config: Any = text_format.Parse((model / "config.pbtxt").read_text(), definitions.ModelConfig())
-        assert self.config.backend == "onnxruntime" and self.config.HasField("dynamic_batching")
-        versions = [path for path in model.iterdir() if path.is_dir() and path.name.isdecimal()]
-        self.session = session_of(str(versions[0] / self.config.default_model_filename))
-        # The backend compares these names, without inputs that have defaults.
-        assert [given.name for given in self.config.input] == [given.name for given in self.session.get_inputs()]
-        assert [found.name for found in self.config.output] == [found.name for found in self.session.get_outputs()]
 
-    def answer(self, requests: list[dict[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
-        """Answer requests of one shape, which the dynamic batcher joins."""
-        sizes = [len(next(iter(request.values()))) for request in requests]
-        assert sum(sizes) <= self.config.max_batch_size
-        batch = {}
-        for given in self.config.input:
-            arrays = [request[given.name] for request in requests]
-            (shape,) = {array.shape[1:] for array in arrays}
-            assert len(given.dims) == len(shape) > 0
-            assert all(size in (-1, found) for size, found in zip(given.dims, shape, strict=True))
-            kind = type(given).DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[given.data_type].name
-            assert arrays[0].dtype == NUMPY_TYPES[kind]
-            joined = np.concatenate(arrays)
-            batch[given.name] = joined.reshape(len(joined), *given.reshape.shape) if has_reshape(given) else joined
-        answers: list[dict[str, np.ndarray]] = [{} for _ in requests]
-        for found, array in zip(self.config.output, self.session.run(None, batch), strict=True):
-            assert array.ndim == (1 if has_reshape(found) else 1 + len(found.dims))
-            for answer, part in zip(answers, np.split(array, np.cumsum(sizes)[:-1]), strict=True):
-                answer[found.name] = part.reshape(len(part), *found.dims) if has_reshape(found) else part
-        return answers
+def ask(url: str, inputs: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Send a request, with inputs if any, and return the answer's JSON."""
+    data = json.dumps({"inputs": inputs}).encode() if inputs else None
+    with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as answer:
+        return json.load(answer)
 
 
-def has_reshape(tensor: Any) -> bool:
-    return tensor.HasField("reshape")
+def infer(server: str, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return each output's values by its name."""
+    return {output["name"]: output["data"] for output in ask(f"{server}/infer", inputs)["outputs"]}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_batches_of_the_server_give_the_same_translations(repository: Path, exported: Path) -> None:
-    server, texts = Server(repository), [*ENGLISH, *GERMAN]
+def test_batches_of_the_server_give_the_same_translations(server: str, exported: Path) -> None:
+    texts = [*ENGLISH, *GERMAN] * 8
     reference = OnnxTranslator.from_pretrained(exported / "onnx")
     expected = [row[0] for row in reference.find_hypotheses(texts, split_sentences=False)]
-    if server.config.input[0].name == "text":
-        answers = server.answer([{"text": np.array([[text]], object)} for text in texts])
-        translations = [answer["translations"].item() for answer in answers]
-        scores = [answer["scores"].item() for answer in answers]
+    with_text = ask(f"{server}/config")["input"][0]["name"] == "text"
+    if with_text:
+        requests = [[{"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": [text]}] for text in texts]
     else:
         ids = [reference.tokenizer.encode(text).ids for text in texts]
         longest = max(map(len, ids))
-        rows = np.array([row + [reference.pad] * (longest - len(row)) for row in ids])
-        mask = np.array([[1] * len(row) + [0] * (longest - len(row)) for row in ids])
-        pairs = zip(rows[:, None], mask[:, None], strict=True)
-        answers = server.answer([{"input_ids": row, "attention_mask": flags} for row, flags in pairs])
-        translations = [reference.target_tokenizer.decode(answer["sequences"][0, 0]) for answer in answers]
-        scores = [answer["scores"].item() for answer in answers]
+        requests = [
+            [
+                {"name": name, "datatype": "INT64", "shape": [1, longest], "data": row + [fill] * (longest - len(row))}
+                for name, row, fill in (("input_ids", row, reference.pad), ("attention_mask", [1] * len(row), 0))
+            ]
+            for row in ids
+        ]
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda inputs: infer(server, inputs), requests))
+    if with_text:
+        translations = [answer["translations"][0] for answer in answers]
+        several = {"name": "text", "datatype": "BYTES", "shape": [len(ENGLISH), 1], "data": ENGLISH}
+        assert infer(server, [several])["translations"] == translations[: len(ENGLISH)]
+    else:
+        translations = [reference.target_tokenizer.decode(answer["sequences"]) for answer in answers]
     assert translations == [hypothesis.text for hypothesis in expected]
+    scores = [answer["scores"][0] for answer in answers]
     assert scores == pytest.approx([hypothesis.score for hypothesis in expected], abs=1e-5)
+    (counts,) = ask(f"{server}/stats")["model_stats"]
+    assert counts["inference_count"] >= len(texts) > counts["execution_count"], "the server joined requests"
 
 
 @pytest.mark.slow

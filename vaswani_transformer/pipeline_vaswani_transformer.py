@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.base import ChunkPipeline
-from transformers.utils.hub import cached_file
+from transformers.utils.hub import RepositoryNotFoundError, cached_file  # pyright: ignore[reportPrivateImportUsage]
 
 from .modeling_vaswani_transformer import score_divisor, searches_as_transformers
 from .sentences_vaswani_transformer import (
@@ -249,6 +249,12 @@ def load_target_tokenizer(config: Any) -> PreTrainedTokenizerFast | None:
     try:
         cached_file(config._name_or_path, "tokenizer.json", **place)
     except OSError as error:
+        if isinstance(error.__cause__, RepositoryNotFoundError):  # the `token` of `pipeline()` does not come here
+            raise OSError(
+                f"{config._name_or_path}: the target tokenizer of a private repository is read with the saved login "
+                "only; log in (`hf auth login`), or pass target_tokenizer=AutoTokenizer.from_pretrained("
+                f'"{config._name_or_path}", subfolder="{TARGET_TOKENIZER}", token=...)'
+            ) from error
         if error.__cause__ is not None:  # without this error, transformers takes a lost connection for a missing file
             raise
         return None
