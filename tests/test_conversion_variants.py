@@ -299,8 +299,8 @@ def test_a_missing_bias_of_eole_is_no_zero(missing: str, tmp_path: Path, refused
 
 def test_the_positions_of_eole_are_those_of_its_table(tmp_path: Path, refused):
     """Until version 0.5, which saved the tables; an option of `model` is also the embeddings'."""
-    concatenated = {"position_encoding_type": "SinusoidalConcat"}
-    folder = eole_folder(tmp_path / "other", embeddings__position_encoding_type="SinusoidalConcat", **concatenated)
+    kind = "SinusoidalConcat"
+    folder = eole_folder(tmp_path / "other", embeddings__position_encoding_type=kind, position_encoding_type=kind)
     assert "unexpected tensor src_emb.pe.pe" in refusal(refused, folder, tmp_path / "out", code=3)
     tensors = {name: t for name, t in load_file(folder / "model.00.safetensors").items() if not name.endswith("pe.pe")}
     save_file(tensors, folder / "model.00.safetensors")
@@ -316,9 +316,8 @@ def test_the_positions_of_eole_are_those_of_its_table(tmp_path: Path, refused):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_tied_matrices_of_a_module_may_be_saved_once(tmp_path: Path):
     """As PyTorchModelHubMixin saves them: under the first name, with the others in the metadata."""
-    sizes = {"nhead": 4, "num_encoder_layers": 1, "num_decoder_layers": 1, "dim_feedforward": 8}
-    model = TutorialTransformer(tied=True, **sizes)
-    model.save(tmp_path, **sizes)
+    model = TutorialTransformer(tied=True, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=8)
+    model.save(tmp_path, nhead=4)
     (tmp_path / "model.pt").unlink()
     save_model(model, str(tmp_path / "model.safetensors"))
     assert "tgt_tok_emb.weight" not in load_file(tmp_path / "model.safetensors")

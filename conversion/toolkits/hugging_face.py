@@ -36,7 +36,7 @@ from vaswani_transformer.tokenizer_files import TOKENIZER_FILES
 
 from ..checkpoint_files import find_file, load_shards, require_file
 from ..folder import OurModel, write_toolkit_json
-from ..layout import CONCATENATED, OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR
+from ..layout import CONCATENATED, OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR, Sinusoids
 from ..options import MAX_SIZE, RATES, Options, Reasons, expand, map_fields
 from ..rename import Rule, expand_layers, expand_table, find_first, rename_to_theirs, select_weights
 from ..segmentation import build_bpe_tokenizer, read_codes
@@ -66,9 +66,9 @@ FSMT_EMBEDDINGS = {
     "model.decoder.embed_tokens.weight": TARGET,
     "model.decoder.output_projection.weight": OUTPUT,
 }
-FSMT_TABLES = expand_table({"model.{encoder,decoder}.embed_positions.weight": POSITIONS})
+TABLES = expand_table({"model.{encoder,decoder}.embed_positions.weight": POSITIONS})
 MOSES_NOTE = "FSMTTokenizer applies Moses' tokenizer; tokenizer.json splits at spaces: tokenize with sacremoses first."
-TRAINED_NOTE = "The saved sinusoids were trained; here they are a learned table."
+TRAINED_NOTE = "The saved sinusoids were trained or rounded; here they are a learned table."
 
 
 def find_model_type(path: Path) -> str | None:
@@ -154,6 +154,24 @@ def make_embedding_rules(tensors: dict[str, Tensor]) -> list[Rule]:
     ]
 
 
+def read_tables(
+    tensors: dict[str, Tensor], sinusoids: Sinusoids, d_model: int, padding: int | None = None
+) -> tuple[list[Rule], list[str]]:
+    """Remove saved tables of sinusoids. If they were trained or rounded, return their rules and a note instead.
+
+    padding: the row that is zeros
+    """
+    tables = {rule.theirs: tensors[rule.theirs].clone() for rule in TABLES if rule.theirs in tensors}
+    for table in tables.values():
+        if padding is not None:
+            table[padding] = sinusoids.table(padding + 1, d_model)[-1]
+        if table.element_size() < 4 or not sinusoids.match(table, d_model):
+            return TABLES, [TRAINED_NOTE]
+    for name in tables:
+        del tensors[name]
+    return [], []
+
+
 def compute_logits(
     model_class: type[PreTrainedModel], path: Path, description: Description, source: Tensor, target: Tensor
 ) -> Tensor:
@@ -179,15 +197,8 @@ def read_fsmt(path: Path, reasons: Reasons) -> Description:
     rules += make_layer_rules(config)
     search, lost = read_search(path.parent, options)
     notes = [MOSES_NOTE, *lost]
-    tables = {rule.theirs: tensors[rule.theirs].clone() for rule in FSMT_TABLES if rule.theirs in tensors}
-    for table in tables.values():
-        table[OFFSET - 1] = TENSOR2TENSOR.table(OFFSET, config["d_model"])[-1]  # row 1, the padding's, is zeros
-    if all(TENSOR2TENSOR.match(table, config["d_model"]) for table in tables.values()):
-        for name in tables:
-            del tensors[name]
-    else:
-        notes.append(TRAINED_NOTE)
-        rules += FSMT_TABLES
+    tables, more_notes = read_tables(tensors, TENSOR2TENSOR, config["d_model"], padding=OFFSET - 1)
+    rules, notes = rules + tables, notes + more_notes
     vocabulary = read_fsmt_vocabulary(path.parent, options, count_embeddings(tensors, rules))
     unscaled = () if options.get("scale_embedding", True) else (SOURCE, TARGET)
     source_lang, target_lang = options.get("langs") or (None, None)
