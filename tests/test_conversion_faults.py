@@ -376,6 +376,32 @@ def test_a_vocabulary_in_yaml_is_a_flat_mapping(tmp_path: Path, refused, copy_of
     )
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda lines: [lines[5], *lines], r"vocab\.yml has the token '\w+' 2 times"),
+        (lambda lines: [f"other: {lines[5].split()[-1]}\n", *lines], r"vocab\.yml: several tokens have the same id"),
+    ],
+    ids=["token", "id"],
+)
+def test_a_vocabulary_of_marian_has_each_token_and_id_once(change: Callable, words: str, tmp_path, refused, copy_of):
+    file = copy_of("marian") / "vocab.yml"
+    file.write_text("".join(change(file.read_text().splitlines(keepends=True))))
+    assert re.search(words, refusal(refused, file.parent, tmp_path / "out", code=3))
+
+
+@pytest.mark.parametrize("changes", [{"eos_token_id": [0, 5]}, {"decoder_start_token_id": 3}])
+def test_ids_of_the_search_that_are_not_the_models_are_refused(changes: dict, tmp_path: Path, refused, copy_of):
+    """generate() of transformers would use those of generation_config.json."""
+    folder = copy_of("hf-marian")
+    change_json(folder / "generation_config.json", eos_token_id=[0])
+    main([str(folder), str(tmp_path / "same")])
+    change_json(folder / "generation_config.json", **changes)
+    ((name, value),) = changes.items()
+    message = refusal(refused, folder, tmp_path / "out")
+    assert f"{name} is {value} in generation_config.json, but " in message and " in config.json" in message
+
+
 # ---- options -----------------------------------------------------------------------------------------------------
 
 

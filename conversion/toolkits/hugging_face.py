@@ -37,7 +37,7 @@ from vaswani_transformer.tokenizer_files import TOKENIZER_FILES
 from ..checkpoint_files import find_file, load_shards, require_file
 from ..folder import OurModel, write_toolkit_json
 from ..layout import CONCATENATED, OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR, Sinusoids
-from ..options import MAX_SIZE, RATES, Options, Reasons, expand, map_fields
+from ..options import MAX_SIZE, RATES, Options, Reasons, expand, map_fields, show_value
 from ..rename import Rule, expand_layers, expand_table, find_first, rename_to_theirs, select_weights
 from ..segmentation import build_bpe_tokenizer, read_codes
 from ..sentencepiece_model import CONTROL, SentencePieceModel
@@ -106,7 +106,7 @@ def read_transformers_model(
     return options, select_weights(weights, reasons), config | {"layer_norm_eps": EPSILON}
 
 
-def read_search(folder: Path, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def read_search(folder: Path, options: Options) -> tuple[dict[str, Any], list[str]]:
     """Return the settings of `generate()` for our generation_config.json, and notes about those that it lacks.
 
     Before transformers 4.27 they were in config.json.
@@ -114,6 +114,10 @@ def read_search(folder: Path, options: Mapping[str, Any]) -> tuple[dict[str, Any
     file = folder / "generation_config.json"
     settings = {name: value for name, value in options.items() if value is not None}
     settings |= read_json_object(file) if file.exists() else {}
+    for name in ("decoder_start_token_id", "eos_token_id"):
+        if options.get(name) is not None and settings[name] not in (options[name], [options[name]], None):
+            reason = f"{name} is {show_value(settings[name])} in {file.name}, but {options[name]} in config.json"
+            options.reasons.add_setting(reason)
     given = {name: settings[name] for name in DEFAULT_SEARCH if settings.get(name) is not None}
     search: dict[str, Any] = {"beam_search": "transformers"} | DEFAULT_SEARCH | given
     shortest = settings.pop("min_length", None)
@@ -124,7 +128,8 @@ def read_search(folder: Path, options: Mapping[str, Any]) -> tuple[dict[str, Any
     if "max_new_tokens" not in search and settings.get("max_length"):
         search["max_new_tokens"] = settings["max_length"] - 1  # without the start token
     words = settings.pop("bad_words_ids", None) or []
-    search["suppress_tokens"] = [word[0] for word in words if len(word) == 1]
+    suppressed = settings.get("suppress_tokens") or []
+    search["suppress_tokens"] = [*suppressed, *(word[0] for word in words if len(word) == 1)]
     if settings.get("forced_bos_token_id") is not None:
         search["forced_bos_token_id"] = settings["forced_bos_token_id"]
     # The last token of an output that reaches its limit, which is rare; docs/explanation/search.md tells.
