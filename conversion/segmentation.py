@@ -80,7 +80,8 @@ def check_pieces(path: Path, pieces: set[str], vocabulary: Vocabulary, side: str
 
     pieces: what it makes of several letters, as the vocabulary writes them
     """
-    tokens = [token for token in vocabulary.tokens(side) if len(token.removesuffix("@@").removeprefix(SPACE)) > 1]
+    tokens = set(vocabulary.tokens(side)).difference(vocabulary.special_tokens(side).values())
+    tokens = [token for token in tokens if len(token.removesuffix("@@").removeprefix(SPACE)) > 1]
     made = sum(token in pieces for token in tokens)
     if made < len(tokens) / 2:
         raise InputError(

@@ -523,7 +523,7 @@ def test_texts_are_segmented_as_the_scripts_of_opus_mts_archives_do(tmp_path: Pa
 
 
 def test_each_side_of_opus_mts_archives_has_its_codes(tmp_path: Path):
-    words = ["a@@", "b", "ab", *(f"w{n}" for n in range(41))]  # as many as the fixture's vocabulary
+    words = ["a@@", "b", "ab", "cd", *(chr(0x4E00 + n) for n in range(40))]  # as many as the fixture's vocabulary
     archive = make_opus_archive(tmp_path / "theirs", "marian", ["</s>", "<unk>", *words])
     (archive / "source.bpe").write_text("#version: 0.2\na b</w>\n")
     (archive / "target.bpe").write_text("#version: 0.2\nc d</w>\n")
