@@ -76,14 +76,16 @@ def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: st
 
 
 def check_pieces(path: Path, pieces: set[str], vocabulary: Vocabulary, side: str) -> None:
-    """Raise InputError if a file makes less than half of the tokens of one side: it belongs to another model.
+    """Raise InputError if a file and the vocabulary of one side have little in common: it belongs to another model.
 
-    pieces: what it makes of several letters, as the vocabulary writes them
+    A vocabulary for both languages has the pieces of two files, and codes for both make those of two vocabularies.
+
+    pieces: what the file makes of several letters, as the vocabulary writes them
     """
     tokens = set(vocabulary.tokens(side)).difference(vocabulary.special_tokens(side).values())
     tokens = [token for token in tokens if len(token.removesuffix("@@").removeprefix(SPACE)) > 1]
     made = sum(token in pieces for token in tokens)
-    if made < len(tokens) / 2:
+    if made < min(len(tokens), len(pieces)) / 4:
         raise InputError(
             f"{path} makes only {made:,} of the {len(tokens):,} longer tokens of the {side} vocabulary; replace it by "
             "the file that segmented the training texts"
