@@ -167,7 +167,10 @@ def check_shapes(model: Model, tensors: dict[str, Tensor], reasons: Reasons) -> 
 
 
 def set_search(model: Model, search: Mapping[str, Any]) -> None:
-    """Replace the paper's search by a checkpoint's own settings, see `Description.search`. Raises ValueError."""
+    """Replace the paper's search by a checkpoint's own settings, see `Description.search`.
+
+    Raises ValueError or TypeError.
+    """
     settings = model.generation_config
     for name, value in search.items():
         if name == "suppress_tokens":
@@ -177,7 +180,8 @@ def set_search(model: Model, search: Mapping[str, Any]) -> None:
         setattr(settings, name, value)
     if settings.num_beams == 1:  # transformers saves no settings of beam search with greedy search
         settings.early_stopping, settings.length_penalty = False, 1.0
-    SearchSettings.from_generation_config(settings.to_dict())  # which raises the error
+    settings.validate(strict=True)  # as when it is saved
+    SearchSettings.from_generation_config(settings.to_dict())
 
 
 # ---- the folder ----------------------------------------------------------------------------------------------------

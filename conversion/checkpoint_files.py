@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from safetensors import safe_open
 
 from vaswani_transformer.atomic import atomic_folder, check_new_folder
 from vaswani_transformer.errors import (
@@ -134,7 +135,10 @@ def load_checkpoint(path: Path) -> Any:
     Raises InputError if the pickle refers to anything but data, BrokenFileError if the file is damaged.
     """
     if path.suffix == ".safetensors":
-        return load_tensors(path)
+        tensors = load_tensors(path)
+        with safe_open(path, "pt") as opened:
+            names = opened.metadata() or {}  # of shared tensors, which safetensors.torch.save_model saves once
+        return {name: tensors[saved] for name, saved in names.items() if saved in tensors} | tensors
     check_readable(path)
     records = list_records(path)
     from .toolkits import READERS  # here, because they import this file

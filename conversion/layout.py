@@ -52,11 +52,12 @@ class Sinusoids:
         return torch.stack((angles.sin(), angles.cos()), dim=2).flatten(1)
 
     def match(self, table: Tensor, d_model: int) -> bool:
-        """Return whether a saved tensor (..., d_model) matches the formula up to float32 rounding."""
+        """Return whether a saved tensor (..., d_model) matches the formula up to the rounding of its type."""
         if table.dim() < 2 or table.shape[-1] != d_model:
             return False
+        tolerance = max(1e-3, torch.finfo(table.dtype).eps / 2)
         table = table.reshape(-1, table.shape[-1])[:COMPARED_POSITIONS].double()
-        return bool(torch.allclose(table, self.table(*table.shape), atol=1e-3, rtol=0))
+        return bool(torch.allclose(table, self.table(*table.shape), atol=tolerance, rtol=0))
 
 
 PAPER = Sinusoids()

@@ -41,7 +41,10 @@ def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: st
         of_side = f"bpecodes.{language}", f"*codes*.{language}", f"{language}.bpe"
         if codes := find_file(folder, *of_side, "bpecodes", "*codes*", "code", "*.code", "*.bpe"):
             vocabulary.files.append(codes)
-            return build_bpe_tokenizer(vocabulary, side, read_codes(codes))
+            merges = read_codes(codes)
+            pieces = {p.removesuffix("</w>") if p.endswith("</w>") else f"{p}@@" for p in map("".join, merges)}
+            check_pieces(codes, pieces, vocabulary, side)
+            return build_bpe_tokenizer(vocabulary, side, merges)
         vocabulary.notes.append(
             f"No BPE codes were found next to the checkpoint: the {side} tokenizer expects segmented text (`a@@ b`)."
         )
@@ -49,6 +52,7 @@ def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: st
         model, known = find_sentencepiece(folder, language, tokens), set(tokens)
         if model:
             vocabulary.files.append(model.path)
+            check_pieces(model.path, {piece for piece, *_ in model.pieces}, vocabulary, side)
             if not vocabulary.splits_pieces or known.issuperset(
                 piece for piece, _, kind in model.pieces if kind == NORMAL
             ):
@@ -60,6 +64,23 @@ def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: st
     elif pattern := find_pattern(vocabulary, side):
         return build_pattern_tokenizer(vocabulary, side, pattern)
     return build_word_tokenizer(vocabulary, side)
+
+
+def check_pieces(path: Path, pieces: set[str], vocabulary: Vocabulary, side: str) -> None:
+    """Raise InputError if a file and the vocabulary of one side have little in common: it belongs to another model.
+
+    A vocabulary for both languages has the pieces of two files, and codes for both make those of two vocabularies.
+
+    pieces: what the file makes of several letters, as the vocabulary writes them
+    """
+    tokens = set(vocabulary.tokens(side)).difference(vocabulary.special_tokens(side).values())
+    tokens = [token for token in tokens if len(token.removesuffix("@@").removeprefix(SPACE)) > 1]
+    made = sum(token in pieces for token in tokens)
+    if made < min(len(tokens), len(pieces)) / 4:
+        raise InputError(
+            f"{path} makes only {made:,} of the {len(tokens):,} longer tokens of the {side} vocabulary; replace it by "
+            "the file that segmented the training texts"
+        )
 
 
 def find_sentencepiece(folder: Path, language: str, tokens: list[str]) -> SentencePieceModel | None:

@@ -376,6 +376,32 @@ def test_a_vocabulary_in_yaml_is_a_flat_mapping(tmp_path: Path, refused, copy_of
     )
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda lines: [lines[5], *lines], r"vocab\.yml has the token '\w+' 2 times"),
+        (lambda lines: [f"other: {lines[5].split()[-1]}\n", *lines], r"vocab\.yml: several tokens have the same id"),
+    ],
+    ids=["token", "id"],
+)
+def test_a_vocabulary_of_marian_has_each_token_and_id_once(change: Callable, words: str, tmp_path, refused, copy_of):
+    file = copy_of("marian") / "vocab.yml"
+    file.write_text("".join(change(file.read_text().splitlines(keepends=True))))
+    assert re.search(words, refusal(refused, file.parent, tmp_path / "out", code=3))
+
+
+@pytest.mark.parametrize("changes", [{"eos_token_id": [0, 5]}, {"decoder_start_token_id": 3}])
+def test_ids_of_the_search_that_are_not_the_models_are_refused(changes: dict, tmp_path: Path, refused, copy_of):
+    """generate() of transformers would use those of generation_config.json."""
+    folder = copy_of("hf-marian")
+    change_json(folder / "generation_config.json", eos_token_id=[0])
+    main([str(folder), str(tmp_path / "same")])
+    change_json(folder / "generation_config.json", **changes)
+    ((name, value),) = changes.items()
+    message = refusal(refused, folder, tmp_path / "out")
+    assert f"{name} is {value} in generation_config.json, but " in message and " in config.json" in message
+
+
 # ---- options -----------------------------------------------------------------------------------------------------
 
 
@@ -776,6 +802,32 @@ def test_wrong_settings_of_the_search_can_be_ignored(wrong: dict, tmp_path: Path
     change_json(folder / "generation_config.json", **wrong)
     assert "--paper-search ignores them" in refusal(refused, folder, tmp_path / "out", code=3)
     main([str(folder), str(tmp_path / "out"), "--paper-search"])
+
+
+def test_a_number_of_beams_that_is_null_is_refused(tmp_path: Path, refused, copy_of):
+    file = copy_of("joeynmt") / "config.yaml"
+    settings = yaml.safe_load(file.read_text())
+    settings["testing"]["beam_size"] = None
+    file.write_text(yaml.safe_dump(settings))
+    assert "--paper-search ignores them" in refusal(refused, file.parent, tmp_path / "out", code=3)
+
+
+@pytest.mark.parametrize("order", [sorted, reversed])
+@pytest.mark.parametrize("name", ["annotated-transformer", "pytorch-seq2seq"])
+def test_averages_beside_the_weights_are_not_mixed_in(name: str, order: Callable, tmp_path: Path, refused, copy_of):
+    (file,) = copy_of(name).glob("*.pt")
+    weights = {key: tensor.clone() for key, tensor in load_checkpoint(file).items()}
+    averages = {f"ema.{key}": tensor / 2 for key, tensor in weights.items() if tensor.is_floating_point()}
+    both = weights | averages
+    torch.save({key: both[key] for key in order([*both])}, file)
+    assert "unexpected tensor ema.decoder." in refusal(refused, file.parent, tmp_path / "out", code=3)
+
+
+def test_another_number_of_layers_in_config_json_is_refused(tmp_path: Path, refused, copy_of):
+    """The file of another run may have another number of heads as well, which no tensor records."""
+    folder = copy_of("torch-nn-transformer")
+    change_json(folder / "config.json", num_encoder_layers=6)
+    assert "num_encoder_layers is 6 (supported: 2)" in refusal(refused, folder, tmp_path / "out")
 
 
 def test_a_message_about_hundreds_of_tensors_stays_short(tmp_path: Path, refused, copy_of):

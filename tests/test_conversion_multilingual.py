@@ -97,6 +97,23 @@ def written_back(ours: Path, theirs: Any) -> Path:
     return back
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_sinusoids_of_pegasus_that_were_trained_or_rounded_are_kept(dtype: torch.dtype, tmp_path: Path):
+    """transformers 5 trains them with the other weights, and saves them in their type."""
+    model = random_model("pegasus", scale_embedding=True)
+    if dtype == torch.float32:
+        model.model.decoder.embed_positions.weight.data += 0.01
+    model.to(dtype).save_pretrained(tmp_path / "theirs")
+    main([str(tmp_path / "theirs"), str(tmp_path / "ours")])
+    written_back(tmp_path / "ours", model)
+    batch = padded([[5, 9, 7, 11, 2], [8, 4, 2]], pad=model.config.pad_token_id)
+    batch["decoder_input_ids"] = torch.tensor([[2, 5, 6, 11, 7], [2, 4, 4, 9, 10]])
+    with torch.inference_mode():
+        theirs = model.float()(**batch, use_cache=False).logits
+        ours = load_model(tmp_path / "ours", device="cpu")(**batch).logits
+    assert (ours - theirs).abs().max() <= 1e-5
+
+
 def test_each_class_is_known_to_commands_that_take_a_repository():
     assert hugging_face_prenorm.CLASSES.keys() == CLASSES.keys() <= set(CONVERTIBLE_TYPES)
 

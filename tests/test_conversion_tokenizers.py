@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import one_fast_in
-from golden import Golden, converted, golden, opus_folder, train_sentencepiece
+from golden import Golden, converted, golden, opus_folder, refusal, train_sentencepiece
 from safetensors.torch import load_file
 from saved_model import ENGLISH, GERMAN
 from tokenizers import Tokenizer
@@ -412,6 +413,15 @@ def test_subwords_equal_those_of_tensor2tensor():
         assert tokenizer.decode(found[:-1]) == text, text
 
 
+@pytest.mark.parametrize(("name", "file"), [("fairseq-old", "bpecodes.src"), ("joeynmt-sentencepiece", "spm.model")])
+def test_a_segmentation_of_another_model_is_refused(name: str, file: str, tmp_path: Path, refused):
+    theirs = shutil.copytree(golden(name), tmp_path / "theirs")
+    other = golden("fairseq-old") / "bpecodes.tgt" if "codes" in file else golden("hf-marian") / "target.spm"
+    shutil.copy(other, theirs / file)
+    message = refusal(refused, theirs, tmp_path / "ours")
+    assert re.search(rf"{file} makes only \d+ of the \d+ longer tokens of the source vocabulary; replace it", message)
+
+
 def test_sentencepiece_models_are_found_by_language(tmp_path: Path) -> None:
     """ "en" is in "sentencepiece", and "de" in "model"."""
     pieces = {}
@@ -513,7 +523,7 @@ def test_texts_are_segmented_as_the_scripts_of_opus_mts_archives_do(tmp_path: Pa
 
 
 def test_each_side_of_opus_mts_archives_has_its_codes(tmp_path: Path):
-    words = ["a@@", "b", "ab", *(f"w{n}" for n in range(41))]  # as many as the fixture's vocabulary
+    words = ["a@@", "b", "ab", "cd", *(chr(0x4E00 + n) for n in range(40))]  # as many as the fixture's vocabulary
     archive = make_opus_archive(tmp_path / "theirs", "marian", ["</s>", "<unk>", *words])
     (archive / "source.bpe").write_text("#version: 0.2\na b</w>\n")
     (archive / "target.bpe").write_text("#version: 0.2\nc d</w>\n")

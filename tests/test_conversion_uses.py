@@ -242,13 +242,13 @@ def test_settings_of_the_search_come_along(tmp_path: Path, capsys):
     change_json(
         theirs / "generation_config.json",
         num_beams=6, length_penalty=0.8, max_length=33, bad_words_ids=[[61], [5], [7, 8]], no_repeat_ngram_size=3,
-        renormalize_logits=True,
+        renormalize_logits=True, suppress_tokens=[9],
     )  # fmt: skip
     main([str(theirs), str(tmp_path / "ours")])
     assert search_of(tmp_path / "ours") == {
         **{"num_beams": 6, "length_penalty": 0.8, "early_stopping": False, "max_new_tokens": 32},
         "no_repeat_ngram_size": 3,
-        "suppress_tokens": [5, 61],
+        "suppress_tokens": [5, 9, 61],
     }
     said = capsys.readouterr().out
     assert "The search here does not have the checkpoint's renormalize_logits True, bad_words_ids [7, 8]." in said

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from golden import converted, golden, refusal
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 from saved_model import change_json
 from tiny_models import padded, randomise
 from torch import Tensor, nn
@@ -249,3 +249,95 @@ def test_fsmt_models_have_the_logits_of_transformers(tied: bool, tmp_path: Path)
         for embedding in (model.model.encoder.embed_tokens, model.model.decoder.embed_tokens):
             embedding.weight[1] = 0
     assert save_and_compare(model, tmp_path, 1) <= 1e-5
+
+
+def eole_folder(folder: Path, tensors: dict[str, Tensor] | None = None, name: str = "eole", **options: Any) -> Path:
+    """Return a copy of a checkpoint of eole, with other options of the model and other tensors if they are given."""
+    shutil.copytree(golden(name), folder)
+    settings = json.loads((folder / "config.json").read_text())
+    for option, value in options.items():
+        *part, option = option.split("__")
+        place = settings["model"][part[0]] if part else settings["model"]
+        place[option] = value
+    (folder / "config.json").write_text(json.dumps(settings))
+    if tensors is not None:
+        save_file(tensors, folder / "model.00.safetensors")
+    return folder
+
+
+def same_weights(folder: Path, other: Path) -> bool:
+    found, expected = (load_file(path / "model.safetensors") for path in (folder, other))
+    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "copies"),
+    [
+        ({"share_embeddings": True}, {"tgt_emb.embeddings.weight": "src_emb.embeddings.weight"}),
+        ({"share_decoder_embeddings": True}, {"generator.weight": "tgt_emb.embeddings.weight"}),
+    ],
+)
+def test_eole_saves_matrices_once_that_its_options_share(options: dict, copies: dict, tmp_path: Path, refused):
+    tensors = load_file(golden("eole") / "model.00.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if name not in copies}
+    all_of_them = kept | {name: kept[copy].clone() for name, copy in copies.items()}
+    main([str(eole_folder(tmp_path / "all", all_of_them)), str(tmp_path / "expected")])
+    main([str(eole_folder(tmp_path / "kept", kept, **options)), str(tmp_path / "ours")])
+    assert same_weights(tmp_path / "ours", tmp_path / "expected")
+    (missing,) = copies
+    message = refusal(refused, eole_folder(tmp_path / "lost", kept), tmp_path / "out", code=3)
+    assert f"tensor {missing} is missing" in message
+
+
+@pytest.mark.parametrize("missing", ["generator.bias", "decoder.transformer_layers.1.self_attn.linear_keys.bias"])
+def test_a_missing_bias_of_eole_is_no_zero(missing: str, tmp_path: Path, refused):
+    tensors = load_file(golden("eole-biases") / "model.00.safetensors")
+    del tensors[missing]
+    message = refusal(refused, eole_folder(tmp_path / "theirs", tensors, "eole-biases"), tmp_path / "out", code=3)
+    assert f"tensor {missing} is missing" in message
+
+
+def test_the_positions_of_eole_are_those_of_its_table(tmp_path: Path, refused):
+    """Until version 0.5, which saved the tables; an option of `model` is also the embeddings'."""
+    kind = "SinusoidalConcat"
+    folder = eole_folder(tmp_path / "other", embeddings__position_encoding_type=kind, position_encoding_type=kind)
+    assert "unexpected tensor src_emb.pe.pe" in refusal(refused, folder, tmp_path / "out", code=3)
+    tensors = {name: t for name, t in load_file(folder / "model.00.safetensors").items() if not name.endswith("pe.pe")}
+    save_file(tensors, folder / "model.00.safetensors")
+    main([str(folder), str(tmp_path / "expected")])
+    settings = json.loads((folder / "config.json").read_text())
+    for part in ("embeddings", "encoder", "decoder"):
+        settings["model"][part].pop("position_encoding_type")
+    (folder / "config.json").write_text(json.dumps(settings))
+    main([str(folder), str(tmp_path / "ours")])
+    assert same_weights(tmp_path / "ours", tmp_path / "expected")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tied_matrices_of_a_module_may_be_saved_once(tmp_path: Path):
+    """As PyTorchModelHubMixin saves them: under the first name, with the others in the metadata."""
+    model = TutorialTransformer(tied=True, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=8)
+    model.save(tmp_path, nhead=4)
+    (tmp_path / "model.pt").unlink()
+    save_model(model, str(tmp_path / "model.safetensors"))
+    assert "tgt_tok_emb.weight" not in load_file(tmp_path / "model.safetensors")
+    main([str(tmp_path), str(tmp_path / "ours")])
+    batch = padded(SENTENCES)
+    with torch.inference_mode():
+        theirs = model(batch["input_ids"], batch["attention_mask"], TARGETS)
+    assert difference(tmp_path / "ours", batch, theirs) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["joeynmt", "opennmt-py", "sockeye", "annotated-transformer"])
+def test_tables_of_sinusoids_may_be_rounded_to_bfloat16(name: str, tmp_path: Path):
+    theirs = shutil.copytree(golden(name), tmp_path / "theirs")
+    (file,) = (file for suffix in ("*.pt", "*.ckpt", "params.best") for file in theirs.glob(suffix))
+    content = load_checkpoint(file)
+    for part in (content, *(content.get(key, {}) for key in ("model", "generator", "model_state"))):
+        part |= {key: value.bfloat16() for key, value in part.items() if torch.is_tensor(value)}
+    torch.save(content, file.with_suffix(".new"))
+    file.with_suffix(".new").replace(file)
+    main([str(theirs), str(tmp_path / "ours")])
+    found, expected = (load_file(path / "model.safetensors") for path in (tmp_path / "ours", converted(name).folder))
+    assert found.keys() == expected.keys()
+    assert all(torch.allclose(found[key], expected[key], rtol=2**-8, atol=1e-3) for key in expected)

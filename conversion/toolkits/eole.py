@@ -4,6 +4,7 @@ Its translation models have OpenNMT-py's architecture under other names. config.
 from the defaults of the version that wrote it.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ NOTES = [
     "generate() by log P / ((5 + L) / 6)^alpha: their order can differ.",
     "The source has no </s>.",
 ]
-SINUSOIDS = {"SinusoidalInterleaved": PAPER, "SinusoidalConcat": TENSOR2TENSOR}
+INTERLEAVED = "SinusoidalInterleaved"  # the default
+SINUSOIDS = {INTERLEAVED: PAPER, "SinusoidalConcat": TENSOR2TENSOR}
 LEARNED = "Learned"  # then embeddings are not scaled
 # Settings of a stack that must be the same in both, with eole's defaults.
 SAME_IN_BOTH = {"mlp_activation_fn": "relu", "norm_eps": EPSILON, "head_dim": None}
@@ -73,8 +75,7 @@ LAYERS = {
         "precontext_layernorm.{weight,bias}": "cross_attn_norm.{weight,bias}",
     },
 }
-# Tables of sinusoids, and a factor of other architectures that is 1 here.
-IGNORED = (r"(src|tgt)_emb\.pe\.pe", r"decoder\.transformer_layers\.\d+\.layer_scalar")
+IGNORED = r"decoder\.transformer_layers\.\d+\.layer_scalar"  # a factor of other architectures that is 1 here
 
 
 def recognise(path: Path) -> bool:
@@ -115,7 +116,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     files = sorted(path.parent.glob("model*.safetensors"))
     if not files:
         raise InputError(f"{path.parent}: model.00.safetensors is missing next to config.json")
-    tensors = select_weights(load_shards(files), reasons, *IGNORED)
+    tensors = select_weights(load_shards(files), reasons, IGNORED)
     config |= options.read_rates(0.1, *(f"training.{name}" for name in RATES)) | {
         "activation_function": options["encoder.mlp_activation_fn"],
         "norm_position": "pre",
@@ -123,19 +124,25 @@ def read(path: Path, reasons: Reasons) -> Description:
         "d_k": options["encoder.head_dim"],
         "d_v": options["encoder.head_dim"],
     }
-    source, *others = EMBEDDINGS
-    rules = [Rule(find_first(tensors, name, *others, source), ours) for name, ours in EMBEDDINGS.items()]
-    if "generator.bias" in tensors:
+    source, target, output = EMBEDDINGS
+    # Shared matrices are saved once.
+    shared = [*([source] if options.get("share_embeddings") else []), target]
+    shared += [output] if options.get("share_decoder_embeddings") else []
+    rules = [
+        Rule(find_first(tensors, name, *(shared if name in shared else [])), ours) for name, ours in EMBEDDINGS.items()
+    ]
+    if options.get("generator_bias", True):
         rules.append(Rule("generator.bias", OUTPUT_BIAS))
-    encoding = options.get("embeddings.position_encoding_type") or "SinusoidalInterleaved"
+    encoding = options.get("embeddings.position_encoding_type", options.get("position_encoding_type", INTERLEAVED))
     if encoding == LEARNED:
         rules += expand_table({"{src,tgt}_emb.pe.weight": POSITIONS})
         config["position_offset"] = options.get("embeddings.position_shift") or 0
     layers = expand_layers(
         config, "{encoder,decoder}.transformer_layers.#.", LAYERS, "{encoder,decoder}.layer_norm.{weight,bias}"
     )
-    biases = ("_proj.bias", ".fc1.bias", ".fc2.bias")  # each may be absent
-    rules += [rule for rule in layers if rule.theirs in tensors or not rule.ours.endswith(biases)]
+    kinds = {name_kind(name) for name in tensors}
+    biases = ("_proj.bias", ".fc1.bias", ".fc2.bias")  # each kind may be absent
+    rules += [rule for rule in layers if name_kind(rule.theirs) in kinds or not rule.ours.endswith(biases)]
     return Description(
         tensors,
         rules,
@@ -147,6 +154,11 @@ def read(path: Path, reasons: Reasons) -> Description:
         assumptions=[] if eps_is_known else [EPSILON_ASSUMED],
         search=read_search(content.get("inference", {})),
     )
+
+
+def name_kind(tensor: str) -> str:
+    """Return a tensor's name without the number of its layer."""
+    return re.sub(r"\.\d+\.", ".", tensor)
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:

@@ -36,8 +36,8 @@ from vaswani_transformer.tokenizer_files import TOKENIZER_FILES
 
 from ..checkpoint_files import find_file, load_shards, require_file
 from ..folder import OurModel, write_toolkit_json
-from ..layout import CONCATENATED, OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR
-from ..options import MAX_SIZE, RATES, Options, Reasons, expand, map_fields
+from ..layout import CONCATENATED, OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR, Sinusoids
+from ..options import MAX_SIZE, RATES, Options, Reasons, expand, map_fields, show_value
 from ..rename import Rule, expand_layers, expand_table, find_first, rename_to_theirs, select_weights
 from ..segmentation import build_bpe_tokenizer, read_codes
 from ..sentencepiece_model import CONTROL, SentencePieceModel
@@ -66,9 +66,9 @@ FSMT_EMBEDDINGS = {
     "model.decoder.embed_tokens.weight": TARGET,
     "model.decoder.output_projection.weight": OUTPUT,
 }
-FSMT_TABLES = expand_table({"model.{encoder,decoder}.embed_positions.weight": POSITIONS})
+TABLES = expand_table({"model.{encoder,decoder}.embed_positions.weight": POSITIONS})
 MOSES_NOTE = "FSMTTokenizer applies Moses' tokenizer; tokenizer.json splits at spaces: tokenize with sacremoses first."
-TRAINED_NOTE = "The saved sinusoids were trained; here they are a learned table."
+TRAINED_NOTE = "The saved sinusoids were trained or rounded; here they are a learned table."
 
 
 def find_model_type(path: Path) -> str | None:
@@ -106,7 +106,7 @@ def read_transformers_model(
     return options, select_weights(weights, reasons), config | {"layer_norm_eps": EPSILON}
 
 
-def read_search(folder: Path, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def read_search(folder: Path, options: Options) -> tuple[dict[str, Any], list[str]]:
     """Return the settings of `generate()` for our generation_config.json, and notes about those that it lacks.
 
     Before transformers 4.27 they were in config.json.
@@ -114,6 +114,10 @@ def read_search(folder: Path, options: Mapping[str, Any]) -> tuple[dict[str, Any
     file = folder / "generation_config.json"
     settings = {name: value for name, value in options.items() if value is not None}
     settings |= read_json_object(file) if file.exists() else {}
+    for name in ("decoder_start_token_id", "eos_token_id"):
+        if options.get(name) is not None and settings[name] not in (options[name], [options[name]], None):
+            reason = f"{name} is {show_value(settings[name])} in {file.name}, but {options[name]} in config.json"
+            options.reasons.add_setting(reason)
     given = {name: settings[name] for name in DEFAULT_SEARCH if settings.get(name) is not None}
     search: dict[str, Any] = {"beam_search": "transformers"} | DEFAULT_SEARCH | given
     shortest = settings.pop("min_length", None)
@@ -124,7 +128,8 @@ def read_search(folder: Path, options: Mapping[str, Any]) -> tuple[dict[str, Any
     if "max_new_tokens" not in search and settings.get("max_length"):
         search["max_new_tokens"] = settings["max_length"] - 1  # without the start token
     words = settings.pop("bad_words_ids", None) or []
-    search["suppress_tokens"] = [word[0] for word in words if len(word) == 1]
+    suppressed = settings.get("suppress_tokens") or []
+    search["suppress_tokens"] = [*suppressed, *(word[0] for word in words if len(word) == 1)]
     if settings.get("forced_bos_token_id") is not None:
         search["forced_bos_token_id"] = settings["forced_bos_token_id"]
     # The last token of an output that reaches its limit, which is rare; docs/explanation/search.md tells.
@@ -154,6 +159,24 @@ def make_embedding_rules(tensors: dict[str, Tensor]) -> list[Rule]:
     ]
 
 
+def read_tables(
+    tensors: dict[str, Tensor], sinusoids: Sinusoids, d_model: int, padding: int | None = None
+) -> tuple[list[Rule], list[str]]:
+    """Remove saved tables of sinusoids. If they were trained or rounded, return their rules and a note instead.
+
+    padding: the row that is zeros
+    """
+    tables = {rule.theirs: tensors[rule.theirs].clone() for rule in TABLES if rule.theirs in tensors}
+    for table in tables.values():
+        if padding is not None:
+            table[padding] = sinusoids.table(padding + 1, d_model)[-1]
+        if table.element_size() < 4 or not sinusoids.match(table, d_model):
+            return TABLES, [TRAINED_NOTE]
+    for name in tables:
+        del tensors[name]
+    return [], []
+
+
 def compute_logits(
     model_class: type[PreTrainedModel], path: Path, description: Description, source: Tensor, target: Tensor
 ) -> Tensor:
@@ -179,15 +202,8 @@ def read_fsmt(path: Path, reasons: Reasons) -> Description:
     rules += make_layer_rules(config)
     search, lost = read_search(path.parent, options)
     notes = [MOSES_NOTE, *lost]
-    tables = {rule.theirs: tensors[rule.theirs].clone() for rule in FSMT_TABLES if rule.theirs in tensors}
-    for table in tables.values():
-        table[OFFSET - 1] = TENSOR2TENSOR.table(OFFSET, config["d_model"])[-1]  # row 1, the padding's, is zeros
-    if all(TENSOR2TENSOR.match(table, config["d_model"]) for table in tables.values()):
-        for name in tables:
-            del tensors[name]
-    else:
-        notes.append(TRAINED_NOTE)
-        rules += FSMT_TABLES
+    tables, more_notes = read_tables(tensors, TENSOR2TENSOR, config["d_model"], padding=OFFSET - 1)
+    rules, notes = rules + tables, notes + more_notes
     vocabulary = read_fsmt_vocabulary(path.parent, options, count_embeddings(tensors, rules))
     unscaled = () if options.get("scale_embedding", True) else (SOURCE, TARGET)
     source_lang, target_lang = options.get("langs") or (None, None)

@@ -26,7 +26,7 @@ from vaswani_transformer.sentences_vaswani_transformer import LANGUAGE_TOKEN
 
 from ..checkpoint_files import find_file
 from ..folder import OurModel, write_toolkit_json
-from ..layout import CONCATENATED, OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR
+from ..layout import CONCATENATED, OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, TENSOR2TENSOR
 from ..options import Options, Reasons
 from ..rename import FINAL_NORM, Rule, expand_table, rename_to_theirs
 from ..sentencepiece_model import SentencePieceModel
@@ -36,6 +36,7 @@ from .fairseq import EPSILON, OFFSET
 from .hugging_face import (
     DECODER_EMBEDDING,
     ENCODER_EMBEDDING,
+    TABLES,
     THEIR_SHARED,
     compute_logits,
     find_model_type,
@@ -45,6 +46,7 @@ from .hugging_face import (
     read_added_tokens,
     read_fast_tokenizer,
     read_search,
+    read_tables,
     read_transformers_model,
 )
 
@@ -71,7 +73,6 @@ TOKENIZERS = ("tokenizer.json", "spiece.model", "sentencepiece.bpe.model", "merg
 TOKENIZER_SETTINGS = "tokenizer_config.json"
 KEPT_FILES = (*TOKENIZERS, "vocab.json", "added_tokens.json", "special_tokens_map.json")
 FINAL_NORMS = expand_table({"model.{encoder,decoder}.layer_norm.{weight,bias}": FINAL_NORM})
-LEARNED = expand_table({"model.{encoder,decoder}.embed_positions.weight": POSITIONS})
 LOGITS_BIAS = "final_logits_bias"
 REMEDY = 'save it with AutoTokenizer.from_pretrained("MODEL").save_pretrained("MODEL")'
 
@@ -94,8 +95,12 @@ def read(path: Path, reasons: Reasons) -> Description:
             tensors.pop(name, None)
     else:
         rules.append(Rule(LOGITS_BIAS, OUTPUT_BIAS))
+    notes = [LANGUAGE_NOTE] if kind == M2M100 else []
     if kind == BLENDERBOT:
-        rules += LEARNED
+        rules += TABLES
+    elif kind == PEGASUS:  # transformers 5 trains them
+        tables, notes = read_tables(tensors, CONCATENATED, config["d_model"])
+        rules += tables
     scaled = options.get("scale_embedding", SCALED[kind])
     search, lost = read_search(path.parent, options)
     ids = {name: options.get(field, IDS[kind][name]) for name, field in FIELDS.items()}
@@ -110,7 +115,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         vocabulary,
         sinusoids,
         unscaled=() if scaled else (SOURCE, TARGET),
-        notes=[*lost, *([LANGUAGE_NOTE] if kind == M2M100 else [])],
+        notes=[*lost, *notes],
         search=search,
         in_source="source" if kind == M2M100 else None,
         kept={"config": dict(options), "tokenizer_config": settings, "scale_embedding": bool(scaled)},
@@ -207,15 +212,17 @@ def write(folder: OurModel, out: Path, options: Options) -> None:
             "norm_position": ("pre",),
             "{encoder,decoder}_final_norm": (True,),
             "layer_norm_eps": (EPSILON,),
-            "position_embedding_type": ("learned" if kind == BLENDERBOT else "sinusoidal",),
+            "position_embedding_type": {M2M100: ("sinusoidal",), BLENDERBOT: ("learned",)}.get(
+                kind, ("sinusoidal", "learned")
+            ),
             "position_offset": (OFFSET if kind == M2M100 else 0,),
             **({"share_encoder_decoder_embeddings": (True,), "tie_word_embeddings": (True,)} if tied else {}),
         }
     )
     if not kept["scale_embedding"]:
         reasons.add_setting("the embeddings were divided by sqrt(d_model) when they were converted")
-    sinusoids = {M2M100: TENSOR2TENSOR, PEGASUS: CONCATENATED}.get(kind)
-    ours = folder.tensors(sinusoids)
+    learned = config.position_embedding_type == "learned"
+    ours = folder.tensors(None if learned else TENSOR2TENSOR if kind == M2M100 else CONCATENATED)
     bias = ours.get(OUTPUT_BIAS, torch.zeros(len(ours[OUTPUT])))
     if kind == M2M100 and bias.any():
         reasons.add_setting("the output layer has a bias (output_bias)")
@@ -223,7 +230,7 @@ def write(folder: OurModel, out: Path, options: Options) -> None:
     check_forced_language(folder, reasons)
     reasons.raise_if_any()
 
-    rules = [*make_layer_rules(config.to_dict()), *FINAL_NORMS, *(LEARNED if kind == BLENDERBOT else [])]
+    rules = [*make_layer_rules(config.to_dict()), *FINAL_NORMS, *(TABLES if learned else [])]
     tensors = rename_to_theirs(rules, ours) | {THEIR_SHARED: ours[SOURCE]}
     if not tied:
         names = {ENCODER_EMBEDDING: SOURCE, DECODER_EMBEDDING: TARGET, "lm_head.weight": OUTPUT}

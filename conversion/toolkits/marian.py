@@ -7,6 +7,7 @@ attention and the output.
 
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,8 @@ def read_tokens(file: Path, rows: int) -> list[str]:
         by_id = {int(id): str(token).translate(ORIGINALS) for token, id in mapping.items()}
     except (ValueError, TypeError) as error:
         raise BrokenFileError(f"{file} is not a vocabulary of token: id ({error})") from None
+    if len(by_id) < len(mapping):
+        raise BrokenFileError(f"{file}: several tokens have the same id; copy it again")
     tokens: list[str] = []
     for id in range(min(max(by_id, default=-1) + 1, rows)):
         tokens.append(by_id.get(id) or find_unused_name(f"<unused{id}>", tokens))
@@ -300,6 +303,8 @@ def parse_flat_yaml(text: str, file: Path) -> dict[str, str]:
         raise BrokenFileError(f"{file} is not valid YAML ({error}); copy it again") from None
     if collections == 0:
         raise BrokenFileError(f"{file} is not a mapping of token: id; copy it again")
+    if words and (most := Counter(words[::2]).most_common(1)[0])[1] > 1:
+        raise BrokenFileError(f"{file} has the token {show_value(most[0])} {most[1]} times; copy it again")
     return dict(zip(words[::2], words[1::2], strict=True))
 
 

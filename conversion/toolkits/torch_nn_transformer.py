@@ -90,7 +90,8 @@ def find_module_weights(checkpoint: Mapping[Any, Any], known: str) -> dict[str, 
     for weights in (checkpoint, *(checkpoint.get(name) for name in ("state_dict", "model_state_dict", "model"))):
         if isinstance(weights, Mapping):
             prefixes = (str(name).removesuffix(known) for name in weights if str(name).endswith(known))
-            if (prefix := next(prefixes, None)) is not None:
+            # Of a module and its moving average, the shortest: the others' names cannot become those of the first.
+            if (prefix := min(prefixes, key=len, default=None)) is not None:
                 return {str(name).removeprefix(prefix): tensor for name, tensor in weights.items()}
     return {}
 
@@ -126,6 +127,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         "layer_norm_eps": float(options.get("layer_norm_eps", 1e-5)),
     }
     config |= infer_sizes(tensors, "linear1.weight")
+    options.require({f"num_{stack}_layers": (config[f"{stack}_layers"],) for stack in STACKS})
     config |= {f"{stack}_final_norm": f"{stack}.norm.weight" in tensors for stack in STACKS}
     rules = expand_layers(config, "{encoder,decoder}.layers.#.", LAYERS, "{encoder,decoder}.norm.{weight,bias}")
     bias = "encoder.layers.0.linear1.bias" in tensors
