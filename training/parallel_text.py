@@ -330,8 +330,6 @@ def _existing(settings: TextSettings, name: str) -> Path:
         raise InputError(f"data: there is no folder {data}; {remedy}")
     if found := _files_named(settings, name):
         return found[0]
-    if (path := Path(settings.data or "", name)).exists() and not path.is_dir():
-        raise InputError(f"{path} is a pipe or a device, which cannot be read several times; write it to a file")
     remedy = "" if settings.data else "give --data FOLDER; "
     raise InputError(
         f"{Path(settings.data or '') / name}: no such file (nor {name}.gz); {remedy}--train, --validation and --test "
@@ -346,8 +344,12 @@ def _corpus_name(settings: TextSettings, file: str) -> str:
 
 
 def _files_named(settings: TextSettings, name: str) -> list[Path]:
-    folder = Path(settings.data or "")
-    return [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
+    """Return the files of this name, plain and .gz. Raises InputError for a pipe (`<(...)`) or a device."""
+    paths = [Path(settings.data or "", each) for each in (name, f"{name}.gz")]
+    for path in paths:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise InputError(f"{path} is a pipe or a device, which cannot be read several times; write it to a file")
+    return [path for path in paths if path.is_file()]
 
 
 # ---- tables -----------------------------------------------------------------------------------------------------
