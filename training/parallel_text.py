@@ -119,7 +119,7 @@ def _with_capitals(text: ParallelText, share: float, languages: tuple[str, str])
     Without them a model translates headlines badly; OpusTrainer makes them for Firefox's models. The choice depends on
     the pair alone, so that runs with other seeds share the tokenised text. A source that does not change has no copy.
     """
-    parts = {b"capitals": ANY, b"title case": FIRST_LETTER}  # of a word
+    parts = {b"capitals": WHOLE, b"title case": FIRST_LETTER}
 
     def pairs() -> Iterator[Pair]:
         for pair in text.pairs():
@@ -138,12 +138,12 @@ def _with_capitals(text: ParallelText, share: float, languages: tuple[str, str])
 # Words with these characters are tags, placeholders or addresses: <2de>, {name}, __NUM__, a.b@c.org, https://a.org
 UNCHANGED = re.compile(r"\S*[<>{}_@\\/]\S*")
 WORD = re.compile(r"\S+")
-ANY, FIRST_LETTER = re.compile(r".+"), re.compile(r"^\W*\w")
+WHOLE, FIRST_LETTER = re.compile(r".+"), re.compile(r"^\W*\w")
 WITH_DOTTED_I = ("az", "tr")
 
 
 def change_case(text: str, part: re.Pattern[str], language: str) -> str:
-    """Write a part of each word in capitals, ANY or its FIRST_LETTER as in headlines; not of tags and addresses."""
+    """Write each word in capitals (part: WHOLE), or its FIRST_LETTER as in headlines, except tags and addresses."""
     is_dotted = split_code(language)[0] in WITH_DOTTED_I
 
     def change(word: re.Match[str]) -> str:
