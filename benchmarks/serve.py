@@ -173,7 +173,7 @@ async def load(
     ratio = median(rates["server"]) / median(rates["translate"])
     p50, p99 = answers.percentile(50), answers.percentile(99)
     print(f"throughput: {ratio:.0%} of translate; p50 {p50:.0f} ms, p99 {p99:.0f} ms")
-    alone = await clients.closed_loop(sentences[200:400], 1)
+    alone = await clients.closed_loop(sentences[-200:], 1)
     latency = median([*single.seconds[200], *alone.seconds[200]]) * 1000
     rate = median(rates["server"])
     half = await clients.open_loop(sentences, rate / 2, 30)

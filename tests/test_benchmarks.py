@@ -238,3 +238,9 @@ def test_gpu_skips_finished_measurements_and_names_failed_ones(tmp_path: Path) -
     failed = run("gpu", *words, "multi30k-1", code=4)  # there is no text
     assert "measurements that failed: multi30k-1" in failed.stderr
     assert "no such" in (tmp_path / "gpu/multi30k-1.log").read_text(encoding="utf-8")
+
+
+def test_serve_measures_as_few_requests_as_it_allows(exported: Path, tmp_path: Path) -> None:
+    words = ["--requests", 100, "--rounds", 1, "--memory-requests", 0, "--overload", 0]
+    done = run("serve", exported / "onnx", write_lines(tmp_path / "text", ENGLISH), *words)
+    assert "p99 / one client: " in done.stdout and done.stdout.endswith("exit code after SIGTERM: 0\n")

@@ -631,6 +631,7 @@ def test_a_table_row_without_a_target_is_named_by_line(tmp_path, load):
         ({"data": None}, "train", re.escape("train.en: no such file (nor train.en.gz); give --data FOLDER")),
         ({"data": "nowhere"}, "train", "there is no folder nowhere"),
         ({}, "/dev/null,train.de", "/dev/null is a pipe or a device, which cannot be read several times"),
+        ({}, "/dev/null", "^/dev/null is a pipe or a device"),  # as `<(paste a b)` is
         ({}, "-", "a corpus cannot be read from stdin; use NAME.tsv, .*NAME.tmx"),
         ({"data": "embedded", "target_language": "fr"}, "test", r"is English and German \(en, de\), not en to fr"),
     ],

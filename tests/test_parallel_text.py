@@ -17,8 +17,8 @@ from saved_model import ENGLISH, GERMAN
 
 from training.corpus import load_corpus
 from training.parallel_text import (
-    ANY,
     FIRST_LETTER,
+    WHOLE,
     change_case,
     open_texts,
     open_training_and_validation,
@@ -395,7 +395,7 @@ def test_copies_of_the_source_are_reported(tmp_path):
     ],
 )  # fmt: skip
 def test_sentences_are_written_in_capitals(text, language, capitals, title):
-    assert [change_case(text, part, language) for part in (ANY, FIRST_LETTER)] == [capitals, title]
+    assert [change_case(text, part, language) for part in (WHOLE, FIRST_LETTER)] == [capitals, title]
 
 
 def test_a_share_of_the_training_pairs_has_copies_in_capitals(tmp_path):

@@ -88,6 +88,17 @@ def test_special_ids_that_contradict_the_tokenizer_are_refused(folder):
         model_config(recipe, *sizes_and_ids(*loaded(recipe)))
 
 
+def test_a_tokenizer_that_does_not_fit_the_initial_weights_is_refused(folder):
+    saved_model(folder / "model")
+    recipe = recipe_of(folder, initial_weights=str(folder / "model"), model={})
+    changed(folder, lambda tokenizer: tokenizer.add_tokens(["<x>"]))
+    message = r"vocab_size is 300, but the tokenizer has 301 tokens; use the tokenizer of the weights, or .*\(301\)$"
+    with pytest.raises(InputError, match=message):
+        model_config(recipe, *sizes_and_ids(*loaded(recipe)))
+    with pytest.raises(InputError, match="is 2, but 5 in the tokenizer; use the tokenizer of the weights$"):
+        model_config(recipe, 300, None, {"pad_token_id": 1, "eos_token_id": 5})
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [

@@ -4,6 +4,7 @@ import copy
 import itertools
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -312,6 +313,8 @@ def test_translate_returns_one_translation_of_each_text(translator):
     "texts, named",
     [
         (["a", None], "text 2 is a NoneType"),
+        (None, "the texts are of type NoneType; give a str or a list of str"),
+        (Path("a"), "the texts are of type .*Path; give a str or a list of str"),
         ({"en": "a"}, "the texts are in a dict; give a list of str, such as one of its columns"),
         (pandas.DataFrame({"en": ["a"]}), "the texts are in a DataFrame"),
         (["\ud800"], "text 1: .*surrogate"),

@@ -76,16 +76,19 @@ def model_config(
             f"model: max_position_embeddings is {positions}, but sinusoids have no maximum; leave it out, or set "
             "position_embedding_type to learned"
         )
+    own_tokenizer = "use the tokenizer of the weights"  # whose config differs, where the recipe gives no field
     for field, size, wanted in (
         ("vocab_size", config.vocab_size, vocabulary),
         ("decoder_vocab_size", target_vocab_size(config), target_vocabulary or vocabulary),
     ):
         if size < wanted:
-            raise InputError(f"model: {field} is {size}, but the tokenizer has {wanted} tokens; leave {field} out")
+            remedy = f"{own_tokenizer}, or first extend them: model.resize_token_embeddings({wanted})"
+            remedy = f"leave {field} out" if field in settings.model else remedy
+            raise InputError(f"model: {field} is {size}, but the tokenizer has {wanted} tokens; {remedy}")
     for field in ("pad_token_id", "eos_token_id"):
-        if ids is not None and getattr(config, field) != ids[field]:
-            value = getattr(config, field)
-            raise InputError(f"model: {field} is {value}, but {ids[field]} in the tokenizer; leave {field} out")
+        if ids is not None and (value := getattr(config, field)) != ids[field]:
+            remedy = f"leave {field} out" if field in settings.model else own_tokenizer
+            raise InputError(f"model: {field} is {value}, but {ids[field]} in the tokenizer; {remedy}")
     return config
 
 

@@ -119,7 +119,7 @@ def _with_capitals(text: ParallelText, share: float, languages: tuple[str, str])
     Without them a model translates headlines badly; OpusTrainer makes them for Firefox's models. The choice depends on
     the pair alone, so that runs with other seeds share the tokenised text. A source that does not change has no copy.
     """
-    parts = {b"capitals": ANY, b"title case": FIRST_LETTER}  # of a word
+    parts = {b"capitals": WHOLE, b"title case": FIRST_LETTER}
 
     def pairs() -> Iterator[Pair]:
         for pair in text.pairs():
@@ -138,12 +138,12 @@ def _with_capitals(text: ParallelText, share: float, languages: tuple[str, str])
 # Words with these characters are tags, placeholders or addresses: <2de>, {name}, __NUM__, a.b@c.org, https://a.org
 UNCHANGED = re.compile(r"\S*[<>{}_@\\/]\S*")
 WORD = re.compile(r"\S+")
-ANY, FIRST_LETTER = re.compile(r".+"), re.compile(r"^\W*\w")
+WHOLE, FIRST_LETTER = re.compile(r".+"), re.compile(r"^\W*\w")
 WITH_DOTTED_I = ("az", "tr")
 
 
 def change_case(text: str, part: re.Pattern[str], language: str) -> str:
-    """Write a part of each word in capitals, ANY or its FIRST_LETTER as in headlines; not of tags and addresses."""
+    """Write each word in capitals (part: WHOLE), or its FIRST_LETTER as in headlines, except tags and addresses."""
     is_dotted = split_code(language)[0] in WITH_DOTTED_I
 
     def change(word: re.Match[str]) -> str:
@@ -330,8 +330,6 @@ def _existing(settings: TextSettings, name: str) -> Path:
         raise InputError(f"data: there is no folder {data}; {remedy}")
     if found := _files_named(settings, name):
         return found[0]
-    if (path := Path(settings.data or "", name)).exists() and not path.is_dir():
-        raise InputError(f"{path} is a pipe or a device, which cannot be read several times; write it to a file")
     remedy = "" if settings.data else "give --data FOLDER; "
     raise InputError(
         f"{Path(settings.data or '') / name}: no such file (nor {name}.gz); {remedy}--train, --validation and --test "
@@ -346,8 +344,12 @@ def _corpus_name(settings: TextSettings, file: str) -> str:
 
 
 def _files_named(settings: TextSettings, name: str) -> list[Path]:
-    folder = Path(settings.data or "")
-    return [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
+    """Return the files of this name, plain and .gz. Raises InputError for a pipe (`<(...)`) or a device."""
+    paths = [Path(settings.data or "", each) for each in (name, f"{name}.gz")]
+    for path in paths:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise InputError(f"{path} is a pipe or a device, which cannot be read several times; write it to a file")
+    return [path for path in paths if path.is_file()]
 
 
 # ---- tables -----------------------------------------------------------------------------------------------------

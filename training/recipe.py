@@ -480,7 +480,7 @@ def recipe_path(name: str) -> Path:
     """Return the file of a recipe given by path or by the name of a shipped recipe."""
     path = Path(name)
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise InputError(f"--config {name} is a pipe or a device, which cannot be read twice; write it to a file")
+        raise InputError(f"{name} is a pipe or a device, which cannot be read twice; write it to a file")
     if path.suffix in (".yaml", ".yml") or path.is_file():  # a folder may have the name of a recipe
         if not path.is_file():
             raise InputError(f"{name}: no such recipe file; recipes of the package: {', '.join(shipped_recipes())}")

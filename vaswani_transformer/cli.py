@@ -453,7 +453,7 @@ def choose_heads(
     reference: Annotated[
         str | None,
         typer.Option(
-            help="Gold alignments: lines of 0-0 1-2 (1p2: a possible link); default: eflomal's, or else nltk's."
+            help="Reference alignments: lines of 0-0 1-2 (1p2: a possible link); default: by eflomal, or else by nltk."
         ),
     ] = None,
     target_language: TargetLanguage = None,

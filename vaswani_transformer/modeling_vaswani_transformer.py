@@ -1201,7 +1201,7 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """Load a model as transformers does; `load_model` of the package's loading.py says what it refuses instead.
+        """Load a model as transformers does, which accepts broken files that `Translator.from_pretrained` refuses.
 
         The model keeps its commit for the pipeline, which reads the target tokenizer of the same commit.
         """

@@ -14,11 +14,12 @@ from itertools import chain, zip_longest
 from typing import Any, cast
 
 import torch
+from huggingface_hub.errors import RepositoryNotFoundError
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.base import ChunkPipeline
-from transformers.utils.hub import RepositoryNotFoundError, cached_file  # pyright: ignore[reportPrivateImportUsage]
+from transformers.utils.hub import cached_file
 
 from .modeling_vaswani_transformer import score_divisor, searches_as_transformers
 from .sentences_vaswani_transformer import (
@@ -253,7 +254,7 @@ def load_target_tokenizer(config: Any) -> PreTrainedTokenizerFast | None:
             raise OSError(
                 f"{config._name_or_path}: the target tokenizer of a private repository is read with the saved login "
                 "only; log in (`hf auth login`), or pass target_tokenizer=AutoTokenizer.from_pretrained("
-                f'"{config._name_or_path}", subfolder="{TARGET_TOKENIZER}", token=...)'
+                f'"{config._name_or_path}", revision={place["revision"]!r}, subfolder="{TARGET_TOKENIZER}", token=...)'
             ) from error
         if error.__cause__ is not None:  # without this error, transformers takes a lost connection for a missing file
             raise

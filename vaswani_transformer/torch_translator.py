@@ -63,7 +63,7 @@ NOT_IN_LAYERS = ("LILY", "POLY", "SHADOW", "XLORA")
 # decoders without an encoder.
 NOT_IN_GENERATE = ("CARTRIDGE", "PREFIX_TUNING", "SHADOW", "XLORA")
 
-# A forked process has none of the threads of GNU OpenMP, and would wait for them forever.
+# A forked process lacks its parent's threads of GNU OpenMP, and would wait for them forever if it used more than one.
 os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
 
 LONGEST_SCORED = 5000  # tokens; time and memory grow with the square, because no text is split

@@ -498,6 +498,8 @@ def as_texts(texts: str | Sequence[str], kind: str, first_number: int = 1) -> li
     """
     if isinstance(texts, str):
         texts = [texts]
+    elif not isinstance(texts, Iterable):
+        raise InputError(f"the {kind}s are of type {type(texts).__name__}; give a str or a list of str")
     elif isinstance(texts, Mapping) or getattr(texts, "ndim", 1) != 1:  # iterating yields keys, or a frame's columns
         raise InputError(f"the {kind}s are in a {type(texts).__name__}; give a list of str, such as one of its columns")
     texts = list(texts)
