@@ -6,7 +6,7 @@
 [{'translation_text': 'Das Haus ist klein.'}]
 
 Importing the package registers the pipeline. Without the package, `trust_remote_code=True` loads this file from the
-model's repository; it imports only torch and transformers.
+model's repository; it imports only torch, transformers and what transformers needs.
 """
 
 from collections.abc import Iterator
