@@ -15,6 +15,7 @@ search_checks      What do the checks of a running generate() cost?
 conversion_marian  How far are converted Marian checkpoints from Marian's own scores?
 conversion_opus    Does a converted model of OPUS-MT translate as MarianMTModel does?
 alignments         How well does each attention head align words?
+sentences          Does the library find the ends of sentences as well as libraries that were made for it?
 gpu_checks         Do a GPU and the CPU compute the same, and does training resume exactly?
 gpu                All measurements on a GPU, one after the other
 

@@ -549,6 +549,8 @@ URDU_VERBS = frozenset("ہے ہیں تھا تھی تھے گا گی گے ہوں �
 LAST_WORDS = re.compile(
     rf"(?:(?P<before>[^\W\d]+|[=<>§€$£])[^\w{WHITE_SPACE},]*[{WHITE_SPACE}]+)?[\"'“‘„«‹(\[*_]*(?P<word>[^{WHITE_SPACE}(\[“„«]+)\Z"
 )
+# Between the names of a path through menus: Format – Cells… – Borders, File > Open… > Recent
+PATH_SIGNS = "-–—>→▸▶/"
 # No sentence begins with a number that ends the line, "Viz obr. 3.", or a dot of " . . ."
 NO_SENTENCE = re.compile(rf"[0-9]{{1,4}}[.!?)\]\"”»{WHITE_SPACE}]*\Z|\.(?:[{WHITE_SPACE}]|\Z)")
 # What has a number in front, and a long word or two before that: "1799 г." ends no sentence that begins with it.
@@ -587,7 +589,8 @@ def is_sentence_end(line: str, start: int, match: re.Match[str], is_cased: bool)
     if is_lower and (is_cased or match["closing"]):  # "Nein!" sagte er
         return False
     if match["mark"] in ("...", "…"):  # between spaces it stands for words that are left out, as after Persian's "and"
-        return line[match.start() - 1] not in ALL_WHITE_SPACE and not (last and last["word"] == "و")
+        is_omission = line[match.start() - 1] in ALL_WHITE_SPACE or (last is not None and last["word"] == "و")
+        return not is_omission and line[match.end()] not in PATH_SIGNS
     if match["mark"] == "." and NO_SENTENCE.match(line, match.end()):
         return False
     if match["mark"] != "." or last is None:
@@ -624,6 +627,7 @@ def may_be_glued(word: str, following: str) -> bool:
 NEVER_LAST = frozenset(
     "mr mrs ms dr prof rev hon gen col maj capt lt sgt gov sen rep messrs adm cmdr vs cf approx e.g i.e viz "
     "hr hrn fr frl fa dipl ing bzw ca vgl evtl ggf inkl exkl zzgl bspw sog z.b d.h v.a z.t i.d.r Geb Stellv "
+    "dr.med dr.phil dr.jur dr.rer rer.nat h.c kath evang "
     "m mm mme mmes mlle mlles mgr p.ex sra srta dra dña ud uds p.ej sig sigg dott avv exmo exma srs Avda Lic Fdo "
     "dhr mevr mw drs bijv d.w.z m.b.t i.v.m t.ex bl.a s.k incl excl esp mt insb einschl ehem ad.es c.-à-d ths "
     "ул им проф акад т.е т.к см просп тов tzn inż ul οδ nám esim ún ifj yakl örn bkz π.χ κ δρ f.eks npr вул напр "
@@ -647,7 +651,7 @@ STARTERS = frozenset(
     "mas de het een hij zij ze wij ik dat dit maar depois poi apoi después он она они оно мы я вы это но в на по "
     "после потом ona ono oni ale bu bir ama sonra ο η το οι τα μετά two three four five six several some many people "
     "zwei drei vier fünf sechs mehrere einige viele leute deux trois quatre plusieurs dos tres varios due "
-    "alcuni".split()
+    "alcuni how why where who did does".split()
 )
 NUMBER_SIGNS = frozenset("§$€£¥+#№")
 # German ordinals: "der 2. Weltkrieg", "am 3. Mai"; but "Er ist 12. Sie ist 10."

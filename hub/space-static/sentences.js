@@ -87,7 +87,8 @@ const STARTERS = words(
     "cuando lo gli uno lui lei loro noi io questo questa ma os um uma ele ela eles nós eu isto mas de het een hij " +
     "zij ze wij ik dat dit maar он она они оно мы я вы это но в на по после потом ona ono oni ale bu bir ama sonra " +
     "ο η το οι τα μετά then potem pak después depois puis poi apoi luego two three four five six several some many " +
-    "people zwei drei vier fünf sechs mehrere einige viele leute deux trois quatre plusieurs dos tres varios due alcuni",
+    "people zwei drei vier fünf sechs mehrere einige viele leute deux trois quatre plusieurs dos tres varios due alcuni " +
+    "how why where who did does",
 );
 const SPLICERS = [...STARTERS]
   .filter((word) => !["i", "sie", "ihr"].includes(word))
@@ -106,6 +107,8 @@ const LAST_WORDS = new RegExp(
   `(?:(?<before>[\\p{L}_\\p{Nl}\\p{No}]+|[=<>§€$£])(?:(?!${WORD}|${WHITE}|,).)*${WHITE}+)?["'“‘„«‹(\\[*_]*(?<word>(?:(?!${WHITE}|[(\\[“„«]).)+)$`,
   "su",
 );
+// Between the names of a path through menus: Format – Cells… – Borders, File > Open… > Recent
+const PATH_SIGNS = "-–—>→▸▶/";
 const NO_SENTENCE = new RegExp(`[0-9]{1,4}[.!?)\\]"”»${WHITE_SPACE}]*$|\\.(?:${WHITE}|$)`, "uy");
 const ABBREVIATION =
   /^(?!.+[rlрл].)(?!(?:m?h*m+|p?s+h+|ps+t|tsk|тс+|[bg]rr+|p+ff+t?)$)[b-df-hj-np-tv-xzßçðþćčďđğģķĺļľłńņňñŕřśšşșţťțźżžβγδζθκλμνξπρσςτφχψбвгджзклмнпрстфхцчшщђћјљњџ]{2,5}$/u;
@@ -138,7 +141,7 @@ const NAME_ENDS = words(
 );
 const NEVER_LAST = words(
   "mr mrs ms dr prof rev hon gen col maj capt lt sgt gov sen rep messrs adm cmdr vs cf approx e.g i.e viz hr hrn " +
-    "fr frl fa dipl ing bzw ca vgl evtl ggf inkl exkl zzgl bspw sog z.b d.h v.a z.t i.d.r Geb Stellv m mm mme mmes " +
+    "fr frl fa dipl ing bzw ca vgl evtl ggf inkl exkl zzgl bspw sog z.b d.h v.a z.t i.d.r dr.med dr.phil dr.jur dr.rer rer.nat h.c kath evang Geb Stellv m mm mme mmes " +
     "mlle mlles mgr p.ex sra srta dra dña ud uds p.ej sig sigg dott avv exmo exma srs Avda Lic Fdo dhr mevr mw drs " +
     "bijv d.w.z m.b.t i.v.m t.ex bl.a s.k incl excl esp mt insb einschl ehem ad.es c.-à-d ths ул им проф акад т.е " +
     "т.к см просп тов tzn inż ul οδ nám esim ún ifj yakl örn bkz π.χ κ δρ f.eks npr вул напр Al Cad Cia Dl Dna Doc " +
@@ -468,7 +471,8 @@ function isSentenceEnd(line, start, match, isCased) {
   }
   if (isLower(at(line, following)) && (isCased || closing)) return false; // "Nein!" sagte er
   if (mark === "..." || mark === "…") {
-    return !new RegExp(`${WHITE}$`, "u").test(line.slice(0, match.index).slice(-1)) && last?.groups.word !== "و";
+    const isOmission = new RegExp(`${WHITE}$`, "u").test(line.slice(0, match.index).slice(-1)) || last?.groups.word === "و";
+    return !isOmission && !PATH_SIGNS.includes(at(line, match.index + match[0].length));
   }
   if (mark === "." && search(NO_SENTENCE, line, match.index + match[0].length)) return false;
   if (mark !== "." || !last) return true;
