@@ -21,6 +21,7 @@ from vaswani_transformer.exit import end_now
 
 MAX_CONNECTIONS = 2048
 BACKLOG = 512  # connections that are accepted before data is read; far fewer than MAX_CONNECTIONS
+SILENT_SECONDS = 1  # that a connection may wait before it counts among too many
 HEADER_SECONDS = 15  # for the headers of a request, from the connection or the previous response on
 # Of a body that is still sent after the response, such as 413: a client that cannot send it to the end would report a
 # broken connection instead of the response.
@@ -70,7 +71,12 @@ class Connection(H11Protocol):
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
         self.waiting[self] = None
-        if len(self.connections) > self.most:
+        # Later, because a request may have arrived already: a busy server accepts many connections before it reads.
+        self.loop.call_later(SILENT_SECONDS, self.close_oldest)
+
+    def close_oldest(self) -> None:
+        """Close the connection that has waited longest, if there are too many and this one waits, too."""
+        if len(self.connections) > self.most and self in self.waiting:
             oldest = next(iter(self.waiting))
             del self.waiting[oldest]
             self.connections.discard(oldest)

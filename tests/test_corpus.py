@@ -30,7 +30,7 @@ from training.parallel_text import (
     text_lines,
 )
 from training.recipe import load_recipe
-from training.tokenizer import load_for_training
+from training.tokenizer import load_for_training, load_tokenizers
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.sentences_vaswani_transformer import clean_text
 from vaswani_transformer.tokenization import train_tokenizer
@@ -474,17 +474,21 @@ def test_two_runs_that_find_the_same_damage_tokenise_once(tmp_path, tokenizer, r
 
 def test_a_text_that_grows_while_it_is_read_is_refused(tmp_path, tokenizer, recipe_for):
     write_both(tmp_path)
-    recipe = recipe_for()
+    recipe = recipe_for(vocab_size=280)
     (text,) = open_texts(recipe, ["train"])
 
     def pairs():
-        write_both(tmp_path, ENGLISH * 2, GERMAN * 2)
+        write_both(tmp_path, [*text_lines([text])] * 2, [*text_lines([text])] * 2)
         yield from text.pairs()
 
-    growing = ParallelText(text.name, pairs, text.fingerprint)
-    with pytest.raises(InputError, match="train: the text changed while it was being read; run the command again"):
-        load_corpus([growing], tokenizer, recipe, tmp_path / "cache", lambda _: None)
+    growing, said = ParallelText(text.name, pairs, text.fingerprint), []
+    changed = "train: the text changed while it was being read; run the command again"
+    with pytest.raises(InputError, match=changed):
+        load_corpus([growing], tokenizer, recipe, tmp_path / "cache", said.append)
     assert list((tmp_path / "cache").iterdir()) == []
+    with pytest.raises(InputError, match=changed):
+        load_tokenizers(recipe.settings().tokenizer, None, tmp_path, [growing], said.append)
+    assert not (tmp_path / "tokenizer.json").exists()
 
 
 def test_the_columns_of_a_table_follow_the_languages(tmp_path, load, tokenizer):

@@ -561,6 +561,17 @@ def test_silent_connections_do_not_keep_clients_out(translator):
             connection.close()
 
 
+def test_requests_that_arrive_while_the_server_is_busy_are_answered(translator):
+    """They are not silent: the server has not read them yet."""
+    with in_thread(translator, most=10) as (address, server), address.connect():
+        wait_until(lambda: server.server_state.connections)
+        (connection,) = server.server_state.connections
+        connection.loop.call_soon_threadsafe(time.sleep, 0.5)
+        request = b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+        clients = [address.connect(request) for _ in range(40)]
+        assert all(receive(client).startswith(b"HTTP/1.1 200") for client in clients)
+
+
 def test_a_connection_is_closed_if_headers_are_slow(translator):
     with in_thread(translator, header_seconds=0.2) as (address, _):
         connection = address.connect(b"GET /health HTTP/1.1\r\nhost: a\r\n")
@@ -571,7 +582,7 @@ def test_a_connection_is_closed_if_headers_are_slow(translator):
 
 
 def test_a_client_that_does_not_read_is_closed_when_there_are_too_many(translator):
-    with in_thread(translator, most=5) as (address, _):
+    with in_thread(translator, most=5) as (address, _), contextlib.ExitStack() as others:
         deaf = address.connect()
         deaf.setblocking(False)
 
@@ -581,8 +592,7 @@ def test_a_client_that_does_not_read_is_closed_when_there_are_too_many(translato
                 while True:  # until neither side takes more
                     deaf.send(b"GET /openapi.json HTTP/1.1\r\nhost: a\r\n\r\n")
             except BlockingIOError:
-                for _ in range(5):
-                    address.connect().close()
+                others.enter_context(address.connect())
             except (BrokenPipeError, ConnectionResetError):
                 return True
             return False

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -86,9 +88,9 @@ def test_workers_keep_the_order_and_finish_what_precedes_an_error(words, work, t
     long = write_lines(tmp_path / "long", [*lines[: 2 * PART], "x" * 1000])
     error = refused(main, words(input=long, workers=2, **{"max-characters": 500}))
     assert f"line {2 * PART + 1} has 1,000 characters" in error
-    assert sorted(path.name for path in (tmp_path / "out.parts").glob("part-*")) == [
-        "part-0000000.gz",
-        "part-0000001.gz",
+    assert sorted(path.name[:12] for path in (tmp_path / "out.parts").glob("part-*")) == [
+        "part-0000000",
+        "part-0000001",
     ]
 
 
@@ -103,7 +105,7 @@ def test_a_killed_translation_resumes_with_the_missing_parts(start, words, work,
     error = refused(main, words(**{"num-beams": 1}))
     assert "holds parts of another translation (num_beams was 4, is 1)" in error
     (parts / "notes").write_text("mine")
-    (parts / f".part-0000000.gz.{machine_id()}-1.tmp").mkdir()  # as of a process that was killed just after part 0
+    (parts / f".{min(done).name}.{machine_id()}-1.tmp").mkdir()  # as of a process that was killed just after part 0
     main(words())
     assert lines_of(tmp_path / "out") == work[1]
     assert [path.name for path in parts.iterdir()] == ["notes"], "files of others stay"
@@ -158,6 +160,25 @@ def test_a_text_that_changes_while_it_is_translated_is_refused(tmp_path, changed
     with pytest.raises(InputError, match="text was changed while it was translated; remove .*out.parts"):
         translate_file(translate, split_into_chunks(read_lines(text), 1), text, tmp_path / "out", {})
     assert not (tmp_path / "out").exists()
+
+
+def test_parts_of_what_a_text_was_for_a_while_are_not_used(tmp_path):
+    """After the refusal, a user may restore the text instead of removing the parts."""
+    text, content = tmp_path / "text", "".join(f"{number}\n" for number in range(20_000))  # more than is read ahead
+
+    def translate(during: str, chunks: Iterator[list[str]]) -> Generator[list[bytes]]:
+        for lines in chunks:
+            yield [f"{line}\n".encode() for line in lines]
+            if lines[0] == "0":
+                text.write_text(during)
+
+    for during in (content.replace("9", "8"), content):
+        text.write_text(content)
+        with suppress(InputError):
+            chunks = split_into_chunks(read_lines(text), 1000)
+            translate_file(partial(translate, during), chunks, text, tmp_path / "out", {})
+    assert (tmp_path / "out").read_text() == content
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "text"}
 
 
 def test_a_second_translation_to_one_file_is_refused(words, work, tmp_path, refused):

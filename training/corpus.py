@@ -34,11 +34,13 @@ from .parallel_text import (
     HELD_OUT_MOST,
     Pair,
     ParallelText,
+    fingerprints,
     holds_out_validation,
     join_lines,
     open_texts,
     open_training_and_validation,
     read_sentences,
+    refuse_changed,
 )
 from .recipe import TextSettings, TokenizerSettings
 from .tokenizer import load_tokenizers, tokenizer_sha256
@@ -183,7 +185,7 @@ def load_corpus(
         "tokenizer": tokenizer_sha256(tokenizer),
         "max_length": settings.max_length,
         "max_length_ratio": settings.max_length_ratio,
-        "texts": [text.fingerprint() for text in texts],
+        "texts": fingerprints(texts),
     }
     if target_tokenizer is not None:
         rules["target tokenizer"] = tokenizer_sha256(target_tokenizer)
@@ -204,8 +206,7 @@ def load_corpus(
         cache.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as temporary:
             about = tokenise(texts, [tokenizer, target_tokenizer or tokenizer], settings, temporary, say)
-            if [text.fingerprint() for text in texts] != rules["texts"]:
-                raise InputError(f"{about['name']}: the text changed while it was being read; run the command again")
+            refuse_changed(texts, rules["texts"])
             files = {name: files_sha256(temporary / name) for name in FILES}
             about["sha256"] = combine_sha256(files[name] for name in FILES if name != "pairs.hash")
             write_json(temporary / "corpus.json", {**rules, **about, "files": files})

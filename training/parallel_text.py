@@ -169,6 +169,17 @@ def read_sentences(texts: Iterable[ParallelText]) -> tuple[list[str], list[str]]
     return [source for source, _ in complete], [target for _, target in complete]
 
 
+def fingerprints(texts: Iterable[ParallelText]) -> list[str]:
+    return [text.fingerprint() for text in texts]
+
+
+def refuse_changed(texts: Sequence[ParallelText], before: list[str]) -> None:
+    """Raise InputError if the texts, which have been read, no longer have the fingerprints of before."""
+    if fingerprints(texts) != before:
+        names = " + ".join(text.name for text in texts)
+        raise InputError(f"{names}: the text changed while it was being read; run the command again")
+
+
 def count_pairs(texts: Iterable[ParallelText]) -> int:
     return sum(1 for text in texts for _ in text.pairs())
 

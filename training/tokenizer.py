@@ -14,7 +14,7 @@ from vaswani_transformer.model_folder import ModelFolder, weight_files
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
-from .parallel_text import ParallelText, text_lines
+from .parallel_text import ParallelText, fingerprints, refuse_changed, text_lines
 from .recipe import TokenizerSettings
 
 
@@ -57,8 +57,13 @@ def load_tokenizers(
 
 
 def save_new_tokenizer(settings: TokenizerSettings, output: Path, texts: list[ParallelText]) -> None:
-    """Train a tokenizer on the texts and save it in `output`; its files appear when they are complete."""
+    """Train a tokenizer on the texts and save it in `output`; its files appear when they are complete.
+
+    Raises InputError if the texts change meanwhile, such as those of a program that has not finished writing them.
+    """
+    before = fingerprints(texts)
     tokenizer = train_tokenizer(text_lines(texts), settings.vocab_size, lowercase=settings.lowercase)
+    refuse_changed(texts, before)
     with temporary_path(output / "tokenizer") as temporary:
         tokenizer.save_pretrained(temporary)
         # tokenizer.json last: the others exist if it does.

@@ -2,7 +2,8 @@
 
 Part k is the translation of the k-th chunk of lines. It appears in OUTPUT.parts when it is complete. After an
 interruption, the same command translates the missing and the damaged parts, and joins them all. Parts are compressed
-because gzip's checksum shows whether a part is whole.
+because gzip's checksum shows whether a part is whole. Their names hold a checksum of the chunk, because the text may
+have been another one for a while.
 """
 
 import os
@@ -12,6 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from zlib import crc32
 
 from .atomic import lock, remove_stale
 from .errors import BrokenFileError, InputError, name_in_errors
@@ -46,7 +48,7 @@ def translate_file(
 
         def read_missing() -> Iterator[Item]:
             for number, chunk in enumerate(chunks):
-                part = folder / f"part-{number:07}.gz"
+                part = folder / f"part-{number:07}-{crc32(repr(chunk).encode()):08x}.gz"
                 parts.append(part)
                 if not is_whole(part):
                     missing.append(part)
@@ -110,12 +112,12 @@ def is_whole(part: Path) -> bool:
 
 
 def join_parts(parts: list[Path], folder: Path, output: Path) -> None:
-    """Write the output and remove the parts."""
+    """Write the output and remove all parts, also those of what the text was for a while."""
     with open_output(output) as out:
         for part in parts:
             with open_text(part) as file:
                 shutil.copyfileobj(file, out)
-    for path in (*parts, folder / ABOUT):
+    for path in (*folder.glob("part-*"), folder / ABOUT):
         path.unlink()
         remove_stale(path)  # of a process that was killed just after it had written the part
     if not any(folder.iterdir()):
