@@ -138,6 +138,12 @@ def test_a_field_adds_nothing_but_text(folder, translator, place, name):
     check_field(folder, translator, place, name, WORST)
 
 
+def test_regions_of_languages_in_the_metadata_have_no_controls(folder, translator):
+    card = card_with(folder, translator, "conversion.json", "target_lang", "en_GB\u202e\u3164")
+    details = yaml.safe_load(card.split("---\n")[1])["language_details"]
+    assert details == ["en", r"en_GB\u202e\u3164"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "name"), FIELDS)
 def test_no_kind_of_markdown_adds_anything_but_text(folder, translator, place, name):
