@@ -136,7 +136,7 @@ def card_data(
     # The Hub takes codes of ISO 639: without the script of eng_Latn or the country of de_DE. Where only these tell
     # languages apart, zho_Hans and zho_Hant, they are in the field that NLLB's cards have for them.
     source, targets = provenance.source, provenance.targets
-    details = [source, *targets] if source and targets else []
+    details = [as_one_line(code) for code in (source, *targets)] if source and targets else []
     codes = dict.fromkeys(split_code(code)[0] for code in details)
     is_ambiguous = len(codes) < len({*details})
     codes = [code for code in codes if re.fullmatch(r"[a-z]{2,3}", code)]

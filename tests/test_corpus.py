@@ -234,6 +234,36 @@ def test_a_dataset_on_the_hub_is_read_at_its_revision(tmp_path):
     assert printed.splitlines() == ["['old'] ['alt']", "['new'] ['neu']"]
 
 
+@pytest.mark.parametrize("streaming", ["false", "true"])
+def test_all_splits_are_read_at_one_commit(tmp_path, monkeypatch, streaming):
+    """Else the owner of a dataset could move pairs from the validation text to the training text in between."""
+    code = """if True:
+        import sys
+        from training.parallel_text import open_training_and_validation, read_sentences
+        from training.recipe import load_recipe
+        keys = {"data": "null", "dataset": "owner/name", "train": "train", "validation": "validation"}
+        recipe = load_recipe(None, keys | {"streaming": sys.argv[1]})
+        for texts in open_training_and_validation(recipe.settings().text):
+            print(*read_sentences(texts))
+    """
+    with HubServer() as hub:
+        commits = hub.create("owner/name").main
+        splits = [f"{name}.jsonl" for name in ("train", "validation")]
+        for text in (b'{"en": "old", "de": "alt"}\n', b'{"en": "new", "de": "neu"}\n'):
+            commits.append(Commit("", commits[0].files | dict.fromkeys(splits, Blob(text))))
+        newest = commits.pop()
+
+        def move(method: str, path: str) -> None:
+            if path.endswith("dataset_infos.json") and commits[-1] is not newest:  # the commit has been chosen
+                commits.append(newest)
+
+        monkeypatch.setattr(hub, "next_fault", move)
+        environment = ENVIRONMENT | {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
+        words = [sys.executable, "-c", code, streaming]
+        printed = subprocess.run(words, env=environment, check=True, capture_output=True, text=True).stdout
+    assert printed.splitlines() == ["['old'] ['alt']"] * 2
+
+
 def test_a_streamed_dataset_is_not_copied_to_disk(tmp_path, load, load_dataset, monkeypatch):
     copies = tmp_path / "copies"
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", copies)

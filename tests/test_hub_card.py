@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from vaswani_transformer.model_folder import weight_files
 
 # HTML is on, as on the Hub, which sanitises it but shows images and links.
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+BLANK = re.compile("FILLER|PATTERN BLANK|VARIATION SELECTOR|JOINER")  # in the names of characters that show nothing
 ADDRESS = re.compile(r"https?://|www\.|@evil")  # renderers make links of these, except in code
 
 PAYLOADS = [
@@ -38,13 +40,13 @@ PAYLOADS = [
     "https://evil.example", "www.evil.example", "me@evil.example", "a\n\n# Heading\n", "# Heading", "- item", "1. item",
     "> quote", "---", "===", "***", "    code", "```\n\n<b>\n", "\n```\n<b>", "````", "~~~\n<b>", "``", "`", "` <b> `",
     "\n| a | b |\n|---|---|\n", "a|b", "a\\", "\\<b>", "**bold** _it_ ~~no~~", "&lt;b&gt; &copy;", "a  \nb",
-    "\x1b[31m", "\u202eb",
+    "\x1b[31m", "\u202eb", "a\u3164\u115f\u1160\uffa0\u2800b", "a\ufe0f\ufe00\U000e0100\U000e01ef\U000e0041\u034f",
     "{{ 7 * 7 }}", "{% raw %}", "\n---\nlicense: mit\n---\n", "x: [y", "$$x$$",
 ]  # fmt: skip
 
 WORST = [
     "a\n\n````\n\n# H\n\n<b>![i](x.png)",
-    "<img src=x> ![i](x.png) [l](x) | www.evil.example \x1b[31m \u2028* c\x85* d",
+    "<img src=x> ![i](x.png) [l](x) | www.evil.example \x1b[31m \u2028* c\x85* d \u3164\u2800\U000e0101",
 ]
 
 IN_RUN = {
@@ -127,12 +129,19 @@ def check_field(folder: Path, translator: Any, place: str, name: str, payloads: 
         card = card_with(folder, translator, place, name, text)
         assert find_structure(card) == expected, text
         assert card.replace("\n", "").isprintable(), text
+        assert not [c for c in card if BLANK.search(unicodedata.name(c, ""))], text
         assert "license" not in yaml.safe_load(card.split("---\n")[1]), text
 
 
 @pytest.mark.parametrize(("place", "name"), one_fast_in(6, FIELDS))
 def test_a_field_adds_nothing_but_text(folder, translator, place, name):
     check_field(folder, translator, place, name, WORST)
+
+
+def test_regions_of_languages_in_the_metadata_have_no_controls(folder, translator):
+    card = card_with(folder, translator, "conversion.json", "target_lang", "en_GB\u202e\u3164")
+    details = yaml.safe_load(card.split("---\n")[1])["language_details"]
+    assert details == ["en", r"en_GB\u202e\u3164"]
 
 
 @pytest.mark.slow

@@ -198,6 +198,16 @@ def test_a_private_repository_and_its_branches_can_be_read_with_a_token(hub, tmp
     assert "Invalid credentials" in line and line.count("\n") == 1 and "Expired" not in line
 
 
+def test_a_private_repository_of_which_the_cache_has_a_part_names_the_remedy(hub, model_folder, monkeypatch):
+    files: Any = files_of(model_folder) | {"onnx/model.onnx": b"x"}
+    hub.create("someone/private", private=True, **files)
+    monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
+    Translator.from_pretrained("someone/private", device="cpu")
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(InputError, match="for a private one, log in .`hf auth login`. or set HF_TOKEN"):
+        Translator.from_pretrained("someone/private", backend="onnx")
+
+
 def test_a_gated_repository_names_the_remedy(hub, refused):
     headers = {"X-Error-Code": "GatedRepo"}
     hub.faults.append(Fault("HEAD", f"/{OPUS}/resolve/", times=9, status=403, message="Access denied", headers=headers))

@@ -231,10 +231,11 @@ def test_broken_files_are_named(folder: Path, tmp_path: Path, file: str, content
         OnnxTranslator.from_pretrained(tmp_path / "broken")
 
 
-def test_an_export_of_other_weights_is_refused(exported: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["onnx", "."])
+def test_an_export_of_other_weights_is_refused(exported: Path, tmp_path: Path, place: str) -> None:
     model = shutil.copytree(exported / "model", tmp_path / "model")
-    shutil.copytree(exported / "onnx", model / "onnx")
-    assert OnnxTranslator.from_pretrained(model).folder == model / "onnx"
+    shutil.copytree(exported / "onnx", model / place, dirs_exist_ok=True)
+    assert OnnxTranslator.from_pretrained(model).folder == model / place
     weights = bytearray((model / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (model / "model.safetensors").write_bytes(weights)

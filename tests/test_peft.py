@@ -30,6 +30,7 @@ from vaswani_transformer import TorchTranslator, Translator, VaswaniTransformerF
 from vaswani_transformer.attention_maps import attention_maps
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import load_config
+from vaswani_transformer.onnx_translator import OnnxTranslator
 
 # PEFT 0.21.2 reads an attribute that transformers 5.24 has renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -181,9 +182,12 @@ def test_an_adapter_on_the_hub_is_refused_with_a_remedy(adapter_folder, tmp_path
         monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
         api = HfApi(hub.url, WRITE_TOKEN)
         api.create_repo(f"{OWNER}/adapter")
+        (adapter_folder / "onnx").mkdir()
+        write_lines(adapter_folder / "onnx" / "model.onnx", ["the graph of the model without the adapter"])
         api.upload_folder(repo_id=f"{OWNER}/adapter", folder_path=adapter_folder)
-        with pytest.raises(InputError, match="holds a LORA adapter of PEFT, not a model; merge it into"):
-            Translator.from_pretrained(f"{OWNER}/adapter")
+        for backend in ("torch", "onnx"):
+            with pytest.raises(InputError, match="holds a LORA adapter of PEFT, not a model; merge it into"):
+                Translator.from_pretrained(f"{OWNER}/adapter", backend=backend)
 
 
 def test_the_remedy_for_an_adapter_gives_a_model(adapter_folder, model_folder, tmp_path):
@@ -202,9 +206,12 @@ def test_a_tuned_prompt_is_not_to_be_merged(adapter_folder):
         Translator.from_pretrained(adapter_folder)
 
 
-@pytest.mark.parametrize("load", [Translator.from_pretrained, load_config, collect_model_files])
+@pytest.mark.parametrize(
+    "load", [Translator.from_pretrained, OnnxTranslator.from_pretrained, load_config, collect_model_files]
+)
 def test_a_model_with_an_adapter_beside_it_is_refused(folder, load):
     """transformers would apply the adapter to the checked weights; PEFT saves into the folder of a model unasked."""
+    (folder / "onnx").mkdir()
     adapted_model(LoraConfig(target_modules=["q_proj"])).save_pretrained(folder)
     with pytest.raises(
         InputError, match="both a model and a LORA adapter .*; move adapter_config.json and adapter_mod"

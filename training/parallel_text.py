@@ -505,13 +505,17 @@ def _load_split(settings: TextSettings, split: str) -> tuple[Any, str, tuple[Pat
     try:
         if is_saved:
             loaded: Any = datasets.load_from_disk(name)  # without a copy
-        elif settings.streaming:
-            builder = datasets.load_dataset_builder(name, config, revision=revision)
-            loaded = builder.as_streaming_dataset()
-            # The builder's hash covers the files: their times on disk or their commit on the Hub.
-            fingerprint = f"{name} {builder.config_id} {builder.hash} {split}"
         else:
-            loaded = datasets.load_dataset(name, config, revision=revision)
+            builder = datasets.load_dataset_builder(name, config, revision=revision)
+            if not Path(name).is_dir():  # the other splits are read at the same commit, also if there is a newer one
+                settings.dataset_revision = builder.hash
+            if settings.streaming:
+                loaded = builder.as_streaming_dataset()
+                # The builder's hash covers the files: their times on disk or their commit on the Hub.
+                fingerprint = f"{name} {builder.config_id} {builder.hash} {split}"
+            else:
+                builder.download_and_prepare()
+                loaded = builder.as_dataset()
     except Exception as error:
         raise UnavailableError(f"dataset {name} cannot be loaded: {_explain(error)}") from error
     if isinstance(loaded, dict):

@@ -85,6 +85,15 @@ def one_line(message: str) -> str:
     return escape_controls(re.sub(r"\s*[\r\n]+\s*", " ", message.strip()))
 
 
+# Printable for Python, but nothing is seen of them: fillers, the empty cell of Braille, and variation selectors.
+UNSEEN = re.compile(
+    r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+
+
 def escape_controls(text: str) -> str:
-    """Return the text with all control characters except line breaks escaped: names of files may hold any."""
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    """Return the text with all control characters except line breaks escaped, and others that show nothing.
+
+    Names of files may hold any.
+    """
+    return "".join(c if (c.isprintable() and not UNSEEN.match(c)) or c == "\n" else ascii(c)[1:-1] for c in text)

@@ -185,7 +185,12 @@ def hub_errors(repo: str, revision: str | None) -> Iterator[None]:
 
     try:
         with checked_answers():
-            yield
+            try:
+                yield
+            except LocalEntryNotFoundError as error:  # the cache has only a part of the files
+                if isinstance(error.__cause__, HfHubHTTPError):
+                    raise error.__cause__ from None
+                raise
     except (InputError, UnavailableError):
         raise
     except GatedRepoError as error:

@@ -244,8 +244,8 @@ def check_graph(graph: Path) -> bool:
     """
     record = graph.with_name(EXPORT_RECORD)
     fields = read_json_object(record, "graphs") if os.path.lexists(record) else {}
-    exported, model = fields.get("graphs", {}), graph.parent.parent
-    if graph.parent.name == ONNX and fields.get("weights_sha256"):
+    exported, model = fields.get("graphs", {}), graph.parent.parent if graph.parent.name == ONNX else graph.parent
+    if fields.get("weights_sha256"):
         weights = []
         with suppress(InputError, BrokenFileError):  # a folder may have the graphs alone
             weights = weight_files(model)

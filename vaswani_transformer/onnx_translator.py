@@ -22,7 +22,7 @@ from .alignments import Span, token_spans
 from .errors import BrokenFileError, InputError, UnavailableError, as_input_errors, one_line, out_of_memory
 from .files import check_readable
 from .hub_files import find_folder
-from .model_folder import FIXED_ENTRIES, ONNX, ModelFolder, check_graph
+from .model_folder import ADAPTER, FIXED_ENTRIES, ONNX, ModelFolder, check_graph, refuse_adapter
 from .search_vaswani_transformer import BEAM_SEARCHES, REPETITION, SearchSettings, check_number
 from .translator import Translator, pad_rows
 from .workers import BatchSearch, Found, Sources, count_cores
@@ -73,6 +73,7 @@ class OnnxTranslator(Translator):
         name = onnx_file_name(precision)
         path = find_folder(folder_or_repo, revision, local_files_only, files_of_export(precision))
         if (path / ONNX).is_dir() and not (path / name).exists():
+            refuse_adapter(path)  # which torch would not leave out either
             path /= ONNX
         folder, graph = ModelFolder(path), path / name
         session = load_session(graph, device, threads)
@@ -277,7 +278,7 @@ def onnx_file_name(precision: str | None = None) -> str:
 def files_of_export(precision: str | None) -> list[str]:
     """Return glob patterns of the files of a repository that ONNX Runtime needs."""
     name = onnx_file_name(precision)
-    return [f"{ONNX}/{pattern}" for pattern in (name, f"{name}.data", "*.json")]
+    return [*(f"{ONNX}/{pattern}" for pattern in (name, f"{name}.data", "*.json")), ADAPTER]
 
 
 def graph_files(graph: Path) -> list[Path]:
