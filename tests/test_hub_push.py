@@ -688,15 +688,6 @@ def test_a_record_with_an_unknown_precision_is_not_published(exported, tmp_path,
     assert "export.json: precision is 'by ann'; export the model again" in error
 
 
-def test_a_file_whose_name_differs_by_case_is_not_pushed_beside_another(hub, folder, refused):
-    """A clone on a disk that ignores case would have one of them."""
-    hub.create(REPO, **{"readme.md": b"a", "images/A.png": b"a", "images/a.png": b"b"})
-    before = hub.files(REPO)
-    error = refusal(refused, folder, REPO, "--yes", out=NO_DETAILS)
-    assert "the repository has readme.md, and a push writes README.md" in error and "rename readme.md" in error
-    assert hub.files(REPO) == before
-
-
 def test_private_models_are_not_pushed_to_public_repositories(hub, folder, refused):
     hub.create(REPO)
     error = refusal(refused, folder, REPO, "--private", "--yes", out=NO_DETAILS)
