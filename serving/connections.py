@@ -8,7 +8,6 @@ import json
 import logging
 import resource
 import socket
-from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -22,34 +21,8 @@ from vaswani_transformer.exit import end_now
 MAX_CONNECTIONS = 2048
 BACKLOG = 512  # connections that are accepted before data is read; far fewer than MAX_CONNECTIONS
 HEADER_SECONDS = 15  # for the headers of a request, from the connection or the previous response on
-# Of a body that is still sent after the response, such as 413: a client that cannot send it to the end would report a
-# broken connection instead of the response.
-DISCARDED_BYTES = 10_000_000
 GRACE_SECONDS = 25  # for the requests that have begun when the server ends; orchestrators kill a process after 30
 OTHER_FILES = 100  # descriptors of the process that are not connections
-
-
-class Transport:
-    """The transport of a connection, which is closed after the rest of a body that its client is still sending.
-
-    Closed before, it would be reset by what arrives, and the client may lose the response: those that ask for
-    `Connection: close`, as urllib and nginx do, would see a broken pipe instead of a 413 or 429.
-    """
-
-    def __init__(self, transport: Any, is_sending: Callable[[], bool]):
-        """is_sending: whether the client is"""
-        self._transport, self._is_sending, self._has_ended = transport, is_sending, False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def close(self) -> None:
-        """End the response, and close when the client does; called again, close at once."""
-        if self._has_ended or not self._is_sending():
-            self._transport.close()
-        else:
-            self._has_ended = True
-            self._transport.write_eof()
 
 
 class Connection(H11Protocol):
@@ -61,10 +34,10 @@ class Connection(H11Protocol):
 
     def __init__(self, *arguments: Any, waiting: dict["Connection", None], most: int, **options: Any):
         super().__init__(*arguments, **options)
-        self.waiting, self.most, self.discarded = waiting, most, 0
+        self.waiting, self.most = waiting, most
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(Transport(transport, self.is_sending))  # pyright: ignore[reportArgumentType]
+        super().connection_made(transport)
         # asyncio does this only if the listening socket names its protocol. Otherwise a body, which is written after
         # the headers, waits 40 ms for the client's delayed ACK of these.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -82,20 +55,10 @@ class Connection(H11Protocol):
         self._unset_keepalive_if_required()
 
     def data_received(self, data: bytes) -> None:
-        if self.is_sending() and self.cycle.response_complete:
-            self.discarded += len(data)
-            if self.discarded > DISCARDED_BYTES:
-                self.transport.abort()
-            if self.discarded > DISCARDED_BYTES or self.conn.our_state is h11.CLOSED:
-                return
         # Unlike uvicorn's, this does not stop the timer at the first byte: `handle_events` does after the headers.
         self.conn.receive_data(data)
         self.handle_events()
         self.update_waiting()
-
-    def is_sending(self) -> bool:
-        """Whether the client has not sent all of the body of a request."""
-        return self.cycle is not None and self.conn.their_state is h11.SEND_BODY
 
     def update_waiting(self) -> None:
         """Add the connection to those that wait for their clients, or remove it."""
