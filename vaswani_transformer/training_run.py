@@ -32,7 +32,6 @@ TYPE_NAMES = {
 }  # fmt: skip
 LARGEST_NUMBER = 10**18
 POINTERS = ("latest", "best")  # files in checkpoints/
-LONGEST_NAME = 255  # bytes of a file name
 # Name in metrics.jsonl: label in the figure
 CURVES = {
     "loss": "training, smoothed",
@@ -85,10 +84,7 @@ def parse_step(checkpoint: Path) -> int:
 
 def read_pointer(pointer: Path) -> str | None:
     """Return the name of the checkpoint that `latest` or `best` beside it points to, None if there is no such file."""
-    if not pointer.is_file():
-        return None
-    with pointer.open(errors="replace") as file:
-        return file.read(LONGEST_NAME).strip()
+    return pointer.read_text(errors="replace").strip() if pointer.is_file() else None
 
 
 def follow_pointer(path: Path) -> Path:
