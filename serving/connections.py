@@ -28,13 +28,12 @@ OTHER_FILES = 100  # descriptors of the process that are not connections
 class Connection(H11Protocol):
     """A connection that is closed if its client is too slow, or if there are too many and it has waited longest.
 
-    waiting: all connections of the server that wait for their clients, longest first: for the rest of a request, or
-        until a response has been read. A connection whose request is being answered is not among them.
+    since: the time of the previous response, or of the connection
     """
 
-    def __init__(self, *arguments: Any, waiting: dict["Connection", None], most: int, **options: Any):
+    def __init__(self, *arguments: Any, most: int, **options: Any):
         super().__init__(*arguments, **options)
-        self.waiting, self.most = waiting, most
+        self.most = most
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -42,15 +41,19 @@ class Connection(H11Protocol):
         # the headers, waits 40 ms for the client's delayed ACK of these.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
-        self.waiting[self] = None
+        self.since = self.loop.time()
         if len(self.connections) > self.most:
-            oldest = next(iter(self.waiting))
-            del self.waiting[oldest]
+            connections: Any = self.connections
+            oldest = min((each for each in connections if each.waits()), key=lambda each: each.since)
             self.connections.discard(oldest)
             oldest.transport.abort()
 
+    def waits(self) -> bool:
+        """Whether the server waits for the client: for the rest of a request, or until a response has been read."""
+        answers = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        return self.flow.write_paused or not answers
+
     def connection_lost(self, exc: Exception | None) -> None:
-        self.waiting.pop(self, None)
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
@@ -58,28 +61,10 @@ class Connection(H11Protocol):
         # Unlike uvicorn's, this does not stop the timer at the first byte: `handle_events` does after the headers.
         self.conn.receive_data(data)
         self.handle_events()
-        self.update_waiting()
-
-    def update_waiting(self) -> None:
-        """Add the connection to those that wait for their clients, or remove it."""
-        answers = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
-        if answers and not self.flow.write_paused:
-            self.waiting.pop(self, None)
-        else:
-            self.waiting.setdefault(self)
 
     def on_response_complete(self) -> None:
-        self.waiting.pop(self, None)
+        self.since = self.loop.time()
         super().on_response_complete()  # may begin with the next request, if the client has sent it already
-        self.update_waiting()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self.update_waiting()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self.update_waiting()
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():  # close() would wait until the client reads
@@ -120,7 +105,7 @@ def create_server(
     return Server(
         uvicorn.Config(
             app,
-            http=partial(Connection, waiting={}, most=min(most, raise_file_limit())),  # pyright: ignore[reportArgumentType]
+            http=partial(Connection, most=min(most, raise_file_limit())),  # pyright: ignore[reportArgumentType]
             h11_max_incomplete_event_size=header_bytes,
             timeout_keep_alive=header_seconds,  # pyright: ignore[reportArgumentType]
             timeout_graceful_shutdown=GRACE_SECONDS,

@@ -73,11 +73,9 @@ def trained(folder) -> Path:
         lines.append({"step": step, "loss": 5 - step / 200, "tokens": step * 1000, **clock})
         lines.append({"event": "validation", "step": step, "validation_loss": 4.5 - step / 250, **clock})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "checkpoints" / "step-400").mkdir(parents=True)
-    state: dict[str, Any] = {"progress": {"step": 400, "tokens": 400_000, "seconds": 766.8, "cpu_seconds": 763.2}}
-    state["environment"] = {"device": "cpu"}
-    (folder / "checkpoints" / "step-400" / "trainer_state.json").write_text(json.dumps(state))
-    write_manifest(folder, [folder / "model.safetensors"], average_of=["step-400"])
+    progress = {"step": 400, "tokens": 400_000, "seconds": 766.8, "cpu_seconds": 763.2}
+    about = {"average_of": ["step-400"], "progress": progress, "environment": {"device": "cpu"}}
+    write_manifest(folder, [folder / "model.safetensors"], **about)
     return folder
 
 
