@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vaswani_transformer.atomic import check_new_folder
+from vaswani_transformer.cli import quiet_transformers
 from vaswani_transformer.errors import InputError, one_line
 from vaswani_transformer.exit import exit_cleanly
 
@@ -145,16 +146,13 @@ def repository_files(
     pictures: bool,
 ) -> "Files":
     """Return all files of a push: those of the model, plots and card, checked for secrets."""
-    from transformers.utils import logging
-
     from vaswani_transformer.model_folder import MANIFEST
     from vaswani_transformer.training_run import RECORD
 
     from . import card, contents
     from .provenance import Provenance
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    quiet_transformers()
     files, translator, weights_sha256 = contents.collect_model_files(folder, onnx)
     targets = translator.languages.names if translator.languages.are_needed else []
     provenance = Provenance(folder, weights_sha256, list(map(Path, results)), stated, targets)

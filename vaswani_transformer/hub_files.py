@@ -96,7 +96,7 @@ def choose_files(repo: str, revision: str | None) -> tuple[Sequence[str], str | 
     """Return glob patterns of a model of this package, or of another's without its pickles if it has safetensors.
 
     With them, the commit that has these files; None offline.
-    Raises InputError if it has none, before anything but config.json is downloaded.
+    Raises InputError if it has none, or only a pickle, before anything but config.json is downloaded.
     """
     from huggingface_hub import HfApi, constants, snapshot_download
 
@@ -112,20 +112,15 @@ def choose_files(repo: str, revision: str | None) -> tuple[Sequence[str], str | 
         with suppress(ValueError, OSError):  # reported where the model is loaded
             config = json.loads(path.read_text(encoding="utf-8"))
     kind = config.get("model_type") if isinstance(config, dict) else None
-    if kind == MODEL_TYPE or ADAPTER in names:
-        return choose_own_files(repo, names), commit
-    return choose_foreign_files(repo, names, kind), commit
-
-
-def choose_own_files(repo: str, names: Sequence[str]) -> Sequence[str]:
-    """Return glob patterns of a model of this package. Raises InputError if its weights are only a pickle."""
+    if kind != MODEL_TYPE and ADAPTER not in names:
+        return choose_foreign_files(repo, names, kind), commit
     pickles = [name for name in names if name.endswith(WEIGHT_SUFFIXES[1:]) and "/" not in name]
     if pickles and not any(name.endswith(".safetensors") for name in names):
         raise InputError(
             f"{repo} has its weights only as {pickles[0]}, a pickle, which can run any code when it is opened; "
             f"ask its owner for {WEIGHTS}"
         )
-    return (*MODEL_FILES, ADAPTER)
+    return (*MODEL_FILES, ADAPTER), commit
 
 
 def choose_foreign_files(repo: str, names: Sequence[str], kind: Any) -> Sequence[str]:
