@@ -1,12 +1,12 @@
 """Command line of `hub`: `push` uploads a model (a dry run by default); `space` writes a Gradio Space."""
 
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vaswani_transformer.atomic import check_new_folder
+from vaswani_transformer.cli import quiet_transformers
 from vaswani_transformer.errors import InputError, one_line
 from vaswani_transformer.exit import exit_cleanly
 
@@ -16,9 +16,6 @@ if TYPE_CHECKING:  # huggingface_hub and torch are imported only by a push, so t
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 MAIN, MESSAGE = "main", "Upload model with vaswani-transformer"  # defaults of a push
-
-
-# ---- options with a restricted format ----------------------------------------------------------------------------
 
 
 def check_repo_id(parameter: typer.CallbackParam, name: str | None) -> str | None:
@@ -41,42 +38,10 @@ def check_repo_id(parameter: typer.CallbackParam, name: str | None) -> str | Non
     return name
 
 
-def matching(pattern: str, kind: str, help: str) -> Any:
-    """Return an option whose value must match a pattern; the error message says that it is not `kind`."""
-
-    def check(parameter: typer.CallbackParam, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(pattern, value, re.ASCII):
-            raise InputError(f"{parameter.opts[0]} {value!r} is not {kind}")
-        return value
-
-    return typer.Option(callback=check, help=help)
-
-
-def git_name(help: str) -> Any:
-    """Return an option for a branch or a tag."""
-    part = r"[\w+](?:\.?[\w+-])*(?<!\.lock)"
-    kind = "a valid branch or tag name; use letters, digits and . - _ /"
-    return matching(rf"{part}(?:/{part})*", kind, help)
-
-
-LANGUAGE = matching(
-    r"[a-z]{2,3}",
-    "a language code, such as en",
-    "Language code, such as en or de; default: the recipe's or the converted checkpoint's.",
-)
-DATASET = matching(
-    r"([\w-][\w.-]*/)?[\w-][\w.-]*",
-    "a name on the Hub, such as owner/name",
-    "Training dataset on the Hub.",
-)
-LICENSE = matching(
-    r"[a-z0-9][a-z0-9.+-]*",
-    "a license name of the Hub, such as apache-2.0 or other",
-    "License of the weights, such as apache-2.0.",
-)
-
-
-# ---- commands ----------------------------------------------------------------------------------------------------
+Language = Annotated[
+    str | None,
+    typer.Option(help="Language code, such as en or de; default: the recipe's or the converted checkpoint's."),
+]
 
 
 @app.callback()
@@ -91,8 +56,8 @@ def push(
     yes: Annotated[bool, typer.Option("--yes", help="Upload the files; without it, push is a dry run.")] = False,
     to_folder: Annotated[str | None, typer.Option(help="Write the files to a new folder instead; offline.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    revision: Annotated[str, git_name("Branch; created if it does not exist.")] = MAIN,
-    tag: Annotated[str | None, git_name("Tag the commit; the tag must be new.")] = None,
+    revision: Annotated[str, typer.Option(help="Branch; created if it does not exist.")] = MAIN,
+    tag: Annotated[str | None, typer.Option(help="Tag the commit; the tag must be new.")] = None,
     message: Annotated[str, typer.Option(help="Commit message.")] = MESSAGE,
     onnx: Annotated[
         list[str] | None,
@@ -102,14 +67,14 @@ def push(
         list[str] | None,
         typer.Option(help="A CSV file of `evaluate --record`; the package's own results are always searched."),
     ] = None,
-    source_language: Annotated[str | None, LANGUAGE] = None,
-    target_language: Annotated[str | None, LANGUAGE] = None,
-    dataset: Annotated[str | None, DATASET] = None,
+    source_language: Language = None,
+    target_language: Language = None,
+    dataset: Annotated[str | None, typer.Option(help="Training dataset on the Hub.")] = None,
     base_model: Annotated[
         str | None,
         typer.Option(callback=check_repo_id, help="Repository of the model that was fine-tuned or converted."),
     ] = None,
-    license: Annotated[str | None, LICENSE] = None,
+    license: Annotated[str | None, typer.Option(help="License of the weights, such as apache-2.0.")] = None,
     example: Annotated[
         str | None, typer.Option(help="An example sentence for the card; default: a simple one in the source language.")
     ] = None,
@@ -160,7 +125,9 @@ def space(
     model: Annotated[str, typer.Argument(callback=check_repo_id, help="The model's repository, owner/name.")],
     repo: Annotated[str, typer.Argument(callback=check_repo_id, help="The Space, owner/name.")],
     to_folder: Annotated[str, typer.Option(help="The new folder.")],
-    revision: Annotated[str | None, git_name("A commit or tag of the model; the Space runs the model's code.")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="A commit or tag of the model; the Space runs the model's code.")
+    ] = None,
 ) -> None:
     from .contents import collect_space_files, write_folder
 
@@ -179,16 +146,13 @@ def repository_files(
     pictures: bool,
 ) -> "Files":
     """Return all files of a push: those of the model, plots and card, checked for secrets."""
-    from transformers.utils import logging
-
     from vaswani_transformer.model_folder import MANIFEST
     from vaswani_transformer.training_run import RECORD
 
     from . import card, contents
     from .provenance import Provenance
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    quiet_transformers()
     files, translator, weights_sha256 = contents.collect_model_files(folder, onnx)
     targets = translator.languages.names if translator.languages.are_needed else []
     provenance = Provenance(folder, weights_sha256, list(map(Path, results)), stated, targets)

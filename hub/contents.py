@@ -9,10 +9,8 @@ model or of other weights, as after more training.
 import hashlib
 import json
 import re
-import reprlib
 import shutil
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os.path import lexists
 from pathlib import Path
@@ -101,8 +99,6 @@ CONFIG_ENTRIES = {"model_type", "transformers_version"}  # besides the fields of
 GENERATION_ENTRIES = frozenset(GenerationConfig().to_dict())
 GENERATION_ENTRIES |= {"beam_search", "extra_length", "max_source_length", "alignment_heads"}
 TENSOR_ENTRIES = {"dtype", "shape", "data_offsets"}  # of a safetensors file's header
-# Fields of config.json that may differ between a model and its export.
-METADATA_FIELDS = {"transformers_version", "architectures", "auto_map", "custom_pipelines", "dtype"}
 
 
 def collect_model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, TorchTranslator, str]:
@@ -123,22 +119,23 @@ def collect_model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, 
     weights_sha256 = combine_sha256(file.sha256 for file in weights)
     translator = TorchTranslator.from_pretrained(folder, device="cpu")
 
-    files: Files = {"config.json": encode_json(make_config_for_the_hub(folder, translator))}
-    generation = folder / "generation_config.json"
-    written = translator.model.generation_config.to_json_string().encode()
-    files[generation.name] = select_entries(generation, GENERATION_ENTRIES) if lexists(generation) else written
+    settings = collect_settings(folder)
+    dtype = str(translator.model.dtype).removeprefix("torch.")
+    # By these entries, transformers finds the code without this package.
+    found_by = {"auto_map": AUTO_MAP, "custom_pipelines": CUSTOM_PIPELINES, "dtype": dtype}
+    files: Files = {"generation_config.json": translator.model.generation_config.to_json_string().encode(), **settings}
+    files["config.json"] = encode_json(json.loads(settings["config.json"]) | found_by)
     files |= collect_weights(folder, weights)
     files |= {name: (Path(vaswani_transformer.__file__).parent / name).read_bytes() for name in CODE_FILES}
-    files |= collect_tokenizer_files(folder)
 
     exports = parse_exports(onnx)
     if None not in exports and (folder / ONNX).is_dir():
         exports[None] = folder / ONNX
     for precision, variant in exports.items():
         if precision is not None:
-            files |= collect_variant_files(folder, weights_sha256, variant, precision)
+            files |= collect_variant_files(folder, settings, weights_sha256, variant, precision)
     if None in exports:  # last, so that its configuration and tokenizer replace those of a variant
-        files |= collect_onnx_files(folder, weights_sha256, exports[None])
+        files |= collect_onnx_files(folder, settings, weights_sha256, exports[None])
     if (record := f"{ONNX}/{EXPORT_RECORD}") in files:
         graphs = {name.removeprefix(f"{ONNX}/"): file for name, file in files.items() if ".onnx" in name}
         hashes = {name: hash_file(file) for name, file in graphs.items()}
@@ -168,16 +165,9 @@ def collect_weights(folder: Path, weights: Sequence[StoredFile]) -> Files:
 
 def read_tensor_names(path: Path) -> dict[str, int]:
     """Return the names and sizes in bytes of a safetensors file's tensors. Raises InputError for further entries."""
-
-    def refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        # safetensors and Python read the last of two entries with one name; the first would be published unread.
-        if repeated := [name for name, number in Counter(name for name, _ in pairs).items() if number > 1]:
-            raise InputError(f"{path}: its header has the entry {repeated[0]!r} twice; save the weights again")
-        return dict(pairs)
-
     with name_in_errors(path), path.open("rb") as file:
         content = file.read(int.from_bytes(file.read(8), "little"))
-    header = json.loads(content, object_pairs_hook=refuse_repeated)
+    header = json.loads(content)
     metadata = header.pop("__metadata__", None) or {}
     for entries, known in ((metadata, {"format"}), *((entry, TENSOR_ENTRIES) for entry in header.values())):
         if unknown := sorted(entries.keys() - known):
@@ -185,8 +175,6 @@ def read_tensor_names(path: Path) -> dict[str, int]:
                 f"{path}: its header has the entry {unknown[0]!r}, which would be published; save the weights without "
                 f"it: safetensors.torch.save_file(safetensors.torch.load_file(file), new_file, {{'format': 'pt'}})"
             )
-    if metadata.get("format", "pt") not in ("pt", "np", "tf", "flax", "mlx"):
-        raise InputError(f"{path}: its format is {metadata['format']!r:.80}; it must be 'pt'")
     return {name: entry["data_offsets"][1] - entry["data_offsets"][0] for name, entry in header.items()}
 
 
@@ -204,40 +192,22 @@ def parse_exports(options: Sequence[str]) -> dict[str | None, Path]:
     return exports
 
 
-def make_config_for_the_hub(folder: Path, translator: TorchTranslator) -> dict[str, Any]:
-    """Return config.json with the entries by which transformers finds the code without this package."""
-    return read_fields(folder) | {
-        "auto_map": AUTO_MAP,
-        "custom_pipelines": CUSTOM_PIPELINES,
-        "dtype": str(translator.model.dtype).removeprefix("torch."),
-    }
+def collect_settings(folder: Path) -> dict[str, bytes]:
+    """Return the settings and tokenizers of a model or an export, with the entries that are read here and no others.
 
-
-def read_fields(folder: Path) -> dict[str, Any]:
-    """Return config.json with the fields that the model was checked with, under their own names, and no others.
-
-    transformers would also apply `return_dict` or a `dtype` of a stranger's file.
+    transformers would also apply `return_dict` or a `dtype` of a stranger's config.json; its fields are published as
+    the model was checked with them. A tokenizer has no truncation and padding; the name of its class is one that
+    transformers 4 and transformers.js also know.
     """
-    content, config = read_json_object(folder / "config.json"), load_config(folder).to_dict()
-    return {
-        **{name: config[name] for name in VaswaniTransformerConfig.__annotations__},
-        **{name: content[name] for name in sorted(CONFIG_ENTRIES) if name in content},
-        "architectures": ["VaswaniTransformerForConditionalGeneration"],
-    }
-
-
-def select_entries(path: Path, published: Collection[str]) -> bytes:
-    """Return a JSON file with its published entries alone."""
-    content = read_json_object(path)
-    return encode_json({name: content[name] for name in content if name in published})
-
-
-def collect_tokenizer_files(folder: Path) -> Files:
-    """Return the files of both tokenizers, without truncation and padding, and with the entries that are read here.
-
-    The class name is one that transformers 4 and transformers.js also know.
-    """
-    files: Files = {}
+    files: dict[str, bytes] = {}
+    if lexists(path := folder / "config.json"):
+        content, config = read_json_object(path), load_config(folder).to_dict()
+        fields = {name: config[name] for name in VaswaniTransformerConfig.__annotations__}
+        fields |= {name: content[name] for name in sorted(CONFIG_ENTRIES) if name in content}
+        files[path.name] = encode_json(fields | {"architectures": ["VaswaniTransformerForConditionalGeneration"]})
+    if lexists(path := folder / "generation_config.json"):
+        content = read_json_object(path)
+        files[path.name] = encode_json({name: content[name] for name in content if name in GENERATION_ENTRIES})
     for place in ("", f"{TARGET_TOKENIZER}/"):
         tokenizer, config = f"{place}tokenizer.json", f"{place}tokenizer_config.json"
         if lexists(folder / tokenizer):
@@ -249,8 +219,11 @@ def collect_tokenizer_files(folder: Path) -> Files:
     return files
 
 
-def collect_onnx_files(folder: Path, weights_sha256: str, onnx: Path) -> Files:
-    """Return the files of an exported model, under `onnx/`. Raises InputError if they belong to another model."""
+def collect_onnx_files(folder: Path, settings: dict[str, bytes], weights_sha256: str, onnx: Path) -> Files:
+    """Return the files of an exported model, under `onnx/`. Raises InputError if they belong to another model.
+
+    settings: those of the model, in `folder`
+    """
     if not onnx.is_dir():
         named = f"; the precisions before = are {', '.join(PRECISIONS)}" if "=" in str(onnx) else ""
         raise InputError(f"--onnx {onnx}: no such folder{named}")
@@ -259,20 +232,16 @@ def collect_onnx_files(folder: Path, weights_sha256: str, onnx: Path) -> Files:
     if not graphs:
         raise InputError(f"{onnx} contains no .onnx file; `vaswani-transformer export onnx` writes one")
     refuse_links(onnx)
-    check_same_model(folder, weights_sha256, onnx)
-    files: Files = {}
+    exported = collect_settings(onnx)
+    check_same_settings(folder, settings, onnx, exported)
+    files: Files = {**exported}
+    if lexists(onnx / EXPORT_RECORD):  # `collect_model_files` adds the hashes of all graphs
+        files[EXPORT_RECORD] = encode_json(read_export_record(onnx / EXPORT_RECORD, folder, weights_sha256))
     for graph in graphs:
         is_recorded = check_graph(graph)
         files |= collect_graph(graph, ModelFolder(onnx if lexists(onnx / "config.json") else folder))
         if not is_recorded:
             load_session(graph, "cpu", threads=None)  # raises an error if ONNX Runtime cannot
-    if lexists(onnx / "config.json"):
-        files["config.json"] = encode_json(read_fields(onnx))
-    if lexists(onnx / "generation_config.json"):
-        files["generation_config.json"] = select_entries(onnx / "generation_config.json", GENERATION_ENTRIES)
-    if lexists(onnx / EXPORT_RECORD):  # `collect_model_files` adds the hashes of all graphs
-        files[EXPORT_RECORD] = select_entries(onnx / EXPORT_RECORD, ("precision", "weights_sha256"))
-    files |= collect_tokenizer_files(onnx)
     return {f"{ONNX}/{name}": file for name, file in files.items()}
 
 
@@ -297,87 +266,42 @@ def collect_graph(path: Path, folder: ModelFolder) -> Files:
     kept = built_in_values(folder.config, folder.generation_config).keys()
     model.ClearField("domain")
     model.DiscardUnknownFields()
-    strings = list(remove_descriptions(model))
-    if SECRETS.search("\n".join(strings).encode()):
-        raise InputError(f"{path} contains an access token, a password or a private key; export the model again")
+    places: set[str] = set()
+    for part in list_messages(model):
+        for name in ("doc_string", "metadata_props"):
+            if name in part.DESCRIPTOR.fields_by_name:
+                part.ClearField(name)
+        if isinstance(part, onnx.TensorProto):
+            places |= {entry.value for entry in part.external_data if entry.key == "location"}
     onnx.helper.set_model_props(model, {name: value for name, value in metadata.items() if name in kept})
     is_clean = model.ByteSize() == len(content)
     stored = StoredFile(path, len(content), hashlib.sha256(content).hexdigest())
     files: Files = {path.name: stored if is_clean else model.SerializeToString()}
-    for name, tensors in sorted(find_weights_of_graph(model).items()):
+    for name in sorted(places):
         if "/" in name or not name.endswith((".onnx_data", ".onnx.data")) or not (path.parent / name).is_file():
             raise BrokenFileError(f"{path}: its weights are in {name!r}; they must be in NAME.onnx.data beside it")
         files[name] = StoredFile.of(path.parent / name)
-        refuse_unused_bytes(path.parent / name, tensors)
     return files
 
 
-def remove_descriptions(message: Any) -> Iterator[str]:
-    """Remove `doc_string` and `metadata_props` everywhere in a message of protobuf; yield the other strings."""
-    for field, values in list_fields(message):
-        if field.name in ("doc_string", "metadata_props"):
-            message.ClearField(field.name)
-        elif field.message_type is not None:
-            for part in values:
-                yield from remove_descriptions(part)
-        elif field.name != "raw_data":
-            yield from (value for value in values if isinstance(value, str))
-            yield from (value.decode(errors="replace") for value in values if isinstance(value, bytes))
-
-
-def find_weights_of_graph(message: Any) -> dict[str, list[dict[str, str]]]:
-    """Return the files that hold tensors of a message of ONNX, and what it says of each tensor: offset and length."""
-    found: dict[str, list[dict[str, str]]] = {}
-    for field, values in list_fields(message):
-        if field.name == "external_data":
-            entries = {entry.key: entry.value for entry in values}
-            found.setdefault(entries.get("location", ""), []).append(entries)
-        elif field.message_type is not None:
-            for part in values:
-                for name, tensors in find_weights_of_graph(part).items():
-                    found.setdefault(name, []).extend(tensors)
-    return found
-
-
-def refuse_unused_bytes(path: Path, tensors: Sequence[dict[str, str]]) -> None:
-    """Raise InputError if a file of weights has bytes, except zeros for alignment, that belong to none of the tensors.
-
-    Raises BrokenFileError if an offset or a length is not a number.
-    """
-    size = path.stat().st_size
-    try:
-        begins = [int(tensor.get("offset", 0)) for tensor in tensors]
-        lengths = [int(tensor.get("length", size - begin)) for tensor, begin in zip(tensors, begins, strict=True)]
-    except ValueError as error:
-        raise BrokenFileError(f"{path}: its graph places a tensor wrongly ({error}); export it again") from None
-    end = 0
-    with name_in_errors(path), path.open("rb") as file:
-        for begin, length in sorted([*zip(begins, lengths, strict=True), (size, 0)]):
-            file.seek(end)
-            while end < begin and (block := file.read(min(begin - end, 1 << 20))):
-                if block.count(0) < len(block):
-                    raise InputError(
-                        f"{path} has bytes from {end:,} on that no tensor of its graph uses and that would be "
-                        "published; export the model again"
-                    )
-                end += len(block)
-            end = max(end, begin + length)
-
-
-def list_fields(message: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
-    """Yield the fields of a message of protobuf that are set, and the values of each."""
+def list_messages(message: Any) -> Iterator[Any]:
+    """Yield a message of protobuf and all messages inside it."""
+    yield message
     for field, value in message.ListFields():
-        is_repeated = hasattr(value, "__len__") and not isinstance(value, str | bytes)
-        yield field, value if is_repeated else [value]
+        if field.message_type is not None:
+            for part in value if hasattr(value, "__len__") else [value]:
+                yield from list_messages(part)
 
 
-def collect_variant_files(folder: Path, weights_sha256: str, onnx: Path, precision: str) -> Files:
+def collect_variant_files(
+    folder: Path, settings: dict[str, bytes], weights_sha256: str, onnx: Path, precision: str
+) -> Files:
     """Return the files of a variant: its model.onnx is published as model_PRECISION.onnx.
 
     Raises InputError if it is not one graph, or was exported with another precision.
     """
     published = f"{ONNX}/{onnx_file_name(precision)}"
-    files = collect_onnx_files(folder, weights_sha256, onnx)
+    files = collect_onnx_files(folder, settings, weights_sha256, onnx)
     record = json.loads(cast(bytes, files.get(f"{ONNX}/{EXPORT_RECORD}", b"{}")))
     if (exported := record.get("precision")) not in (None, precision):
         raise InputError(f"--onnx {precision}={onnx}: {onnx / EXPORT_RECORD} says that its precision is {exported}")
@@ -438,7 +362,7 @@ def collect_space_files(repo: str, model: str, revision: str | None) -> Files:
 def refuse_secrets(files: Files) -> None:
     """Raise InputError naming a file with an access token, a password or a private key.
 
-    The same applies to a setting that names a folder or has a number that JSON lacks.
+    The same applies to a setting that names a folder.
     """
     for name, content in files.items():
         if not isinstance(content, bytes):
@@ -454,13 +378,6 @@ def refuse_secrets(files: Files) -> None:
             for field, value in json.loads(content).items():
                 if field not in SPECIAL_TOKENS and (path := find_path(value)):
                     raise InputError(f"{name}: {field} names the path {path!r:.80}; remove it before publishing")
-                try:
-                    json.dumps(value, allow_nan=False)
-                except ValueError:
-                    raise InputError(
-                        f"{name}: {field} is {reprlib.repr(value)}; NaN and Infinity are not JSON, and only Python "
-                        "reads them: remove the entry or give a number"
-                    ) from None
 
 
 def find_path(value: Any) -> str | None:
@@ -480,36 +397,28 @@ def refuse_links(folder: Path) -> None:
                 check_inside(path, folder)
 
 
-def check_same_model(folder: Path, weights_sha256: str, onnx: Path) -> None:
-    """Raise InputError if the exported model has other weights, settings, or another configuration or tokenizer."""
-    if lexists(onnx / "config.json"):
-        config, exported = load_config(folder).to_dict(), load_config(onnx).to_dict()
-        names = config.keys() - METADATA_FIELDS
-        different = sorted(name for name in names if config[name] != exported.get(name))
-        if different:
+def check_same_settings(folder: Path, settings: dict[str, bytes], onnx: Path, exported: dict[str, bytes]) -> None:
+    """Raise InputError if an export has another configuration or tokenizer, or other settings, than the model."""
+    for name in sorted(settings.keys() & exported.keys()):  # an export of a model without a file has the defaults
+        ours, theirs = json.loads(settings[name]), json.loads(exported[name])
+        names = sorted((ours | theirs).keys() - {"transformers_version"})
+        if different := [entry for entry in names if ours.get(entry) != theirs.get(entry)]:
             raise InputError(
-                f"{onnx / 'config.json'} belongs to another model than {folder / 'config.json'}: they differ in "
+                f"{onnx / name} belongs to another model than {folder / name}: they differ in "
                 f"{enumerate_names(different)}; export the model again"
             )
-    tokenizers = [place / "tokenizer.json" for place in (folder, onnx)]
-    if lexists(tokenizers[1]) and plain_tokenizer(tokenizers[0]) != plain_tokenizer(tokenizers[1]):
-        raise InputError(f"{tokenizers[1]} differs from {tokenizers[0]}; export the model again")
-    settings = [place / "generation_config.json" for place in (folder, onnx)]
-    if all(map(lexists, settings)):  # an export of a model without the file has the defaults
-        before, now = ({**read_json_object(path), "transformers_version": None} for path in settings)
-        different = sorted(name for name in before | now if before.get(name) != now.get(name))
-        if different:
-            raise InputError(
-                f"{settings[1]} and {settings[0]} differ in {enumerate_names(different)}; export the model again"
-            )
-    if lexists(onnx / EXPORT_RECORD):
-        record = onnx / EXPORT_RECORD
-        fields = check_types(record, read_json_object(record), {"precision": str, "weights_sha256": str})
-        if fields.get("precision") not in (None, "fp32", *PRECISIONS):  # it is published
-            raise BrokenFileError(f"{record}: precision is {fields['precision']!r:.80}; export the model again")
-        exported = fields.get("weights_sha256") or "not recorded"
-        if exported != weights_sha256:
-            raise InputError(
-                f"{onnx} was exported from other weights (sha256 {exported[:12]}) than those of {folder} "
-                f"({weights_sha256[:12]}); export the model again"
-            )
+
+
+def read_export_record(record: Path, folder: Path, weights_sha256: str) -> dict[str, Any]:
+    """Return what is published of export.json. Raises InputError if the model had other weights."""
+    types = {"precision": str, "weights_sha256": str}
+    fields = check_types(record, read_json_object(record), types)
+    if fields.get("precision") not in (None, "fp32", *PRECISIONS):
+        raise BrokenFileError(f"{record}: precision is {fields['precision']!r:.80}; export the model again")
+    exported = fields.get("weights_sha256") or "not recorded"
+    if exported != weights_sha256:
+        raise InputError(
+            f"{record.parent} was exported from other weights (sha256 {exported[:12]}) than those of {folder} "
+            f"({weights_sha256[:12]}); export the model again"
+        )
+    return {name: fields[name] for name in types if name in fields}

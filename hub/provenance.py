@@ -24,9 +24,8 @@ from vaswani_transformer.training_run import (
     RESULT_COLUMNS,
     check_types,
     read_curves,
-    read_progress,
     read_run,
-    read_state,
+    read_training,
 )
 
 REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)  # the name of one on the Hub
@@ -76,8 +75,8 @@ class Provenance:
         check_types(record, self.conversion, {"toolkit": str, "file": str})
         check_types(record, self.conversion.get("options", {}), {"source_lang": str, "target_lang": str})
         self.curves = read_curves(log) if is_of_run and log.is_file() else {}
-        self.progress = read_progress(folder) if is_of_run else {}
-        self.environment = read_state(folder).get("environment", {}) if is_of_run else {}
+        training = read_training(folder) if is_of_run else {}
+        self.progress, self.environment = training.get("progress", {}), training.get("environment", {})
         self.notes = list(read_lines(notes))[2:] if notes.is_file() else []
         self.results = self.matching_rows(weights_sha256, results)
         self.stated = stated

@@ -4,45 +4,23 @@ huggingface_hub uploads the files and retries. This module adds the dry run, nev
 users, and turns each failure into one line that says what to do.
 """
 
-import json
-import logging
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, TypeGuard
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-from huggingface_hub.errors import (
-    HTTPError,  # pyright: ignore[reportPrivateImportUsage]  # httpx's in huggingface_hub 1, httpx2's in 2
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoFile, RepoFolder
 from huggingface_hub.utils import disable_progress_bars, get_session, set_client_factory
 from huggingface_hub.utils.sha import git_hash
 
-from vaswani_transformer.errors import InputError, UnavailableError, one_line
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.hub_files import hub_errors
 
 from .contents import MANAGED_NAMES, Files, StoredFile, hash_file, measure_size
 
 TIMEOUT = 120  # seconds without a byte after which a connection counts as broken
-RESUME = "run the same command again to continue"
-# Errors by HTTP status.
-HTTP_ERRORS: dict[int, tuple[type[Exception], str]] = {
-    401: (UnavailableError, "the Hub rejected the token: {reason}; run `hf auth login` or set HF_TOKEN"),
-    403: (UnavailableError, "no write access to {repo_id}: {reason}; check the token's permissions"),
-    404: (InputError, "{repo_id} (revision {revision}) not found on the Hub: {reason}"),
-    409: (InputError, "{repo_id} was created during this push: {reason}; run the command again"),
-    412: (InputError, "{repo_id} received another commit during this push: {reason}; run the command again"),
-    429: (UnavailableError, f"rate limit reached: {{reason}}; wait, then {RESUME}"),
-}
-CLIENT_ERROR = (InputError, "the Hub rejected the request: {reason}")
-# What huggingface_hub raises, besides ValueError, for an answer that lacks a field or has another type.
-STRANGE_ANSWERS = (LookupError, TypeError, AttributeError)
-SERVER_ERROR = (UnavailableError, "the Hub returned a server error: {reason}; try again later")  # from 500 on
 
 
 @dataclass(frozen=True)
@@ -96,7 +74,7 @@ def plan(
 
     kept: files that a push does not replace if the repository has them
     """
-    with one_line_errors(repo_id, revision):
+    with hub_errors(repo_id, revision, absent=""):
         try:
             repo = api.repo_info(repo_id)
         except RepositoryNotFoundError:
@@ -130,22 +108,12 @@ def is_file(entry: RepoFile | RepoFolder) -> TypeGuard[RepoFile]:
 
 
 def plan_changes(remote: dict[str, RepoFile], files: Files, kept: Sequence[str] = ()) -> list[Change]:
-    """Return the change of each file in the repository and in the push.
-
-    Raises InputError if the names of two files would differ by case only.
-    """
+    """Return the change of each file in the repository and in the push."""
     changes = []
     for name, file in sorted(files.items()):
         is_kept = name in kept and name in remote
         changes.append(Change(name, measure_size(file), "same" if is_kept else compare(file, remote.get(name))))
     stale = sorted(name for name in remote if name not in files and is_managed(name))
-    by_lower = {name.lower(): name for name in files}
-    for name in sorted({*remote} - {*files, *stale}):
-        if pushed := by_lower.get(name.lower()):
-            raise InputError(
-                f"the repository has {name}, and a push writes {pushed}: a computer that ignores case, such as a Mac, "
-                f"would keep one of them; delete or rename {name} on the Hub first"
-            )
     return changes + [Change(name, 0, "deleted") for name in stale]
 
 
@@ -185,7 +153,7 @@ def push(api: HfApi, planned: Plan, files: Files, message: str) -> str:
         if not isinstance(file, bytes):  # the Hub refuses a content that no longer has this hash
             file.check_unchanged(addition.upload_info.sha256.hex())
         additions.append(addition)
-    with one_line_errors(repo_id, revision):
+    with hub_errors(repo_id, revision, absent=""):
         if head is None:
             api.create_repo(repo_id, private=planned.private)  # refused if it was created since the comparison
         if not planned.revision_exists and revision != "main":
@@ -206,9 +174,6 @@ def push(api: HfApi, planned: Plan, files: Files, message: str) -> str:
     return f"{api.endpoint}/{repo_id}/commit/{head}"
 
 
-# ---- errors ------------------------------------------------------------------------------------------------------
-
-
 def set_timeout() -> None:
     """Set a timeout for the requests of huggingface_hub, which waits forever by default."""
     session = get_session()
@@ -218,53 +183,3 @@ def set_timeout() -> None:
         request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), TIMEOUT)
 
     set_client_factory(lambda: client(event_hooks={"request": [*hooks, limit]}, follow_redirects=True))
-
-
-def hide_addresses(record: logging.LogRecord) -> bool:
-    """Remove URLs from a log record of huggingface_hub. A logging filter."""
-    record.msg, record.args = without_addresses(record.getMessage()), ()
-    return True
-
-
-def without_addresses(text: str) -> str:
-    """Return the text with "the Hub" in place of URLs; those of uploads are signed."""
-    return re.sub(r"\S*https?://\S*", "the Hub", text)
-
-
-@contextmanager
-def one_line_errors(repo_id: str, revision: str) -> Iterator[None]:
-    """Turn errors of the Hub and the network into InputError or UnavailableError; hide URLs in its warnings."""
-    for handler in logging.getLogger("huggingface_hub").handlers:
-        handler.addFilter(hide_addresses)
-    try:
-        yield
-    except OfflineModeIsEnabled as error:
-        raise UnavailableError("HF_HUB_OFFLINE is set; unset it to reach the Hub") from error
-    except (HTTPError, OSError, RuntimeError, ValueError, *STRANGE_ANSWERS) as error:  # OSError: of hf_xet
-        if getattr(error, "filename", None) is not None:  # a local file
-            raise
-        raise user_error(error, repo_id, revision) from error
-
-
-def user_error(error: Exception, repo_id: str, revision: str) -> Exception:
-    """Return a one-line InputError if the user can fix the cause, else UnavailableError."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, HTTPError):  # huggingface_hub wraps the errors of single files
-        cause = cause.__cause__
-    response = getattr(cause, "response", None)
-    if response is not None:
-        message = getattr(cause, "server_message", None)
-        reason = f"status {response.status_code}" + (f" ({one_line(message)[:300]})" if message else "")
-        kind, text = HTTP_ERRORS.get(response.status_code, CLIENT_ERROR if response.status_code < 500 else SERVER_ERROR)
-        return kind(text.format(repo_id=repo_id, revision=revision, reason=reason))
-    message = one_line(str(cause or error))[:300]
-    if cause is not None:
-        return UnavailableError(f"the Hub cannot be reached: {type(cause).__name__} ({message}); {RESUME}")
-    if isinstance(error, json.JSONDecodeError):
-        return UnavailableError(f"the response is not JSON (a proxy's page?); {RESUME}")
-    if isinstance(error, (ValueError, *STRANGE_ANSWERS)):
-        return UnavailableError(
-            f"the answer is not that of a Hub: {type(error).__name__} ({message}); look for a proxy that requires a "
-            f"login, or another server in HF_ENDPOINT, then {RESUME}"
-        )
-    return UnavailableError(f"the upload failed: {without_addresses(message)}; {RESUME}")

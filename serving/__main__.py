@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from vaswani_transformer.cli import Precision, load_translator
-from vaswani_transformer.errors import InputError, UnavailableError, escape_controls
+from vaswani_transformer.errors import InputError, UnavailableError, as_input_errors, escape_controls
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.hub_files import download, is_repository
 from vaswani_transformer.languages import read_languages, shorten_codes
-from vaswani_transformer.languages_vaswani_transformer import NAMES, find_language, split_code
+from vaswani_transformer.languages_vaswani_transformer import NAMES, split_code
 from vaswani_transformer.model_folder import CARD
 from vaswani_transformer.options import (
     Backend,
@@ -152,7 +152,10 @@ def choose_languages(
     known_source, known_target = recorded or (None, None)
     warn_of_other_language(model, "source", source, known_source)
     if translator.languages.are_needed:
-        targets = choose_targets(translator.languages.names, model, target)
+        languages = translator.languages
+        with as_input_errors():
+            chosen = languages.tokens if target is None else [languages.find(target)]
+        targets = [name for name, token in zip(languages.names, languages.tokens, strict=True) if token in chosen]
     else:
         warn_of_other_language(model, "target", target, known_target)
         targets = [name for name in [target or known_target] if name]
@@ -161,16 +164,6 @@ def choose_languages(
     if source is None or missing:
         raise InputError(f"{model} does not record its languages; give {' and '.join(missing)}")
     return source, targets
-
-
-def choose_targets(names: list[str], model: str, target: str | None) -> list[str]:
-    """Return the languages of the model's tokens, or the one of them that is given. Raises InputError."""
-    if target is None:
-        return names
-    position = find_language(names, target)
-    if position is None:
-        raise InputError(f"--target-language is {target!r}; {model} has {', '.join(names)}")
-    return [names[position]]
 
 
 def warn_of_other_language(model: str, side: str, given: str | None, recorded: str | None) -> None:

@@ -67,8 +67,8 @@ def create_app(
 
     @app.post("/translate", summary="Translate texts", openapi_extra=BODY_SCHEMA, responses=RESPONSES)
     async def translate(request: Request) -> Response:
-        service.batcher.refuse_if_full()
         fields = await read_fields(request, most_bytes(limits.characters))
+        service.batcher.refuse_if_full()
         check_key(request, fields.get("api_key"))
         answer = await until_disconnected(request, service.answer(parse_request(fields)))
         return JSONResponse(answer)

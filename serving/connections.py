@@ -8,7 +8,6 @@ import json
 import logging
 import resource
 import socket
-from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -23,106 +22,55 @@ MAX_CONNECTIONS = 2048
 BACKLOG = 512  # connections that are accepted before data is read; far fewer than MAX_CONNECTIONS
 SILENT_SECONDS = 1  # that a connection may wait before it counts among too many
 HEADER_SECONDS = 15  # for the headers of a request, from the connection or the previous response on
-# Of a body that is still sent after the response, such as 413: a client that cannot send it to the end would report a
-# broken connection instead of the response.
-DISCARDED_BYTES = 10_000_000
 GRACE_SECONDS = 25  # for the requests that have begun when the server ends; orchestrators kill a process after 30
 OTHER_FILES = 100  # descriptors of the process that are not connections
-
-
-class Transport:
-    """The transport of a connection, which is closed after the rest of a body that its client is still sending.
-
-    Closed before, it would be reset by what arrives, and the client may lose the response: those that ask for
-    `Connection: close`, as urllib and nginx do, would see a broken pipe instead of a 413 or 429.
-    """
-
-    def __init__(self, transport: Any, is_sending: Callable[[], bool]):
-        """is_sending: whether the client is"""
-        self._transport, self._is_sending, self._has_ended = transport, is_sending, False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def close(self) -> None:
-        """End the response, and close when the client does; called again, close at once."""
-        if self._has_ended or not self._is_sending():
-            self._transport.close()
-        else:
-            self._has_ended = True
-            self._transport.write_eof()
 
 
 class Connection(H11Protocol):
     """A connection that is closed if its client is too slow, or if there are too many and it has waited longest.
 
-    waiting: all connections of the server that wait for their clients, longest first: for the rest of a request, or
-        until a response has been read. A connection whose request is being answered is not among them.
+    since: the time of the previous response, or of the connection
     """
 
-    def __init__(self, *arguments: Any, waiting: dict["Connection", None], most: int, **options: Any):
+    def __init__(self, *arguments: Any, most: int, **options: Any):
         super().__init__(*arguments, **options)
-        self.waiting, self.most, self.discarded = waiting, most, 0
+        self.most = most
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(Transport(transport, self.is_sending))  # pyright: ignore[reportArgumentType]
+        super().connection_made(transport)
         # asyncio does this only if the listening socket names its protocol. Otherwise a body, which is written after
         # the headers, waits 40 ms for the client's delayed ACK of these.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
-        self.waiting[self] = None
+        self.since = self.loop.time()
         # Later, because a request may have arrived already: a busy server accepts many connections before it reads.
         self.loop.call_later(SILENT_SECONDS, self.close_oldest)
 
     def close_oldest(self) -> None:
         """Close the connection that has waited longest, if there are too many and this one waits, too."""
-        if len(self.connections) > self.most and self in self.waiting:
-            oldest = next(iter(self.waiting))
-            del self.waiting[oldest]
+        if len(self.connections) > self.most and self.waits():
+            connections: Any = self.connections
+            oldest = min((each for each in connections if each.waits()), key=lambda each: each.since)
             self.connections.discard(oldest)
             oldest.transport.abort()
 
+    def waits(self) -> bool:
+        """Whether the server waits for the client: for the rest of a request, or until a response has been read."""
+        answers = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        return self.flow.write_paused or not answers
+
     def connection_lost(self, exc: Exception | None) -> None:
-        self.waiting.pop(self, None)
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
     def data_received(self, data: bytes) -> None:
-        if self.is_sending() and self.cycle.response_complete:
-            self.discarded += len(data)
-            if self.discarded > DISCARDED_BYTES:
-                self.transport.abort()
-            if self.discarded > DISCARDED_BYTES or self.conn.our_state is h11.CLOSED:
-                return
         # Unlike uvicorn's, this does not stop the timer at the first byte: `handle_events` does after the headers.
         self.conn.receive_data(data)
         self.handle_events()
-        self.update_waiting()
-
-    def is_sending(self) -> bool:
-        """Whether the client has not sent all of the body of a request."""
-        return self.cycle is not None and self.conn.their_state is h11.SEND_BODY
-
-    def update_waiting(self) -> None:
-        """Add the connection to those that wait for their clients, or remove it."""
-        answers = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
-        if answers and not self.flow.write_paused:
-            self.waiting.pop(self, None)
-        else:
-            self.waiting.setdefault(self)
 
     def on_response_complete(self) -> None:
-        self.waiting.pop(self, None)
+        self.since = self.loop.time()
         super().on_response_complete()  # may begin with the next request, if the client has sent it already
-        self.update_waiting()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self.update_waiting()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self.update_waiting()
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():  # close() would wait until the client reads
@@ -163,7 +111,7 @@ def create_server(
     return Server(
         uvicorn.Config(
             app,
-            http=partial(Connection, waiting={}, most=min(most, raise_file_limit())),  # pyright: ignore[reportArgumentType]
+            http=partial(Connection, most=min(most, raise_file_limit())),  # pyright: ignore[reportArgumentType]
             h11_max_incomplete_event_size=header_bytes,
             timeout_keep_alive=header_seconds,  # pyright: ignore[reportArgumentType]
             timeout_graceful_shutdown=GRACE_SECONDS,

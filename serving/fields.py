@@ -4,26 +4,22 @@ import asyncio
 import json
 import logging
 import re
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from urllib.parse import parse_qsl
 
 from fastapi import HTTPException, Request
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from starlette.types import Message, Receive
 
 BODY_SECONDS = 15
 CHARACTER_BYTES = 12  # the longest spelling of a character: two escapes \\uXXXX in JSON, or %XX four times in a form
 OTHER_BYTES = 16_384  # of a body or of headers, besides the text
+# Of a body that is too long, so many bytes are read before the response: a client that cannot send it to the end would
+# report a broken connection instead.
+DISCARDED_BYTES = 10_000_000
 FORMS = URLENCODED, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 CHARSET = re.compile(rb";\s*charset=[^;]*", re.IGNORECASE)
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # not for each client that sends nonsense
-
-
-def refuse_bool(value: Any) -> Any:
-    """Raise ValueError for true and false, which pydantic reads as 1 and 0; forms have numbers as text."""
-    if isinstance(value, bool):
-        raise ValueError("it must be a number")
-    return value
 
 
 class TranslationRequest(BaseModel):
@@ -33,9 +29,7 @@ class TranslationRequest(BaseModel):
     source: str = Field(description="The code of the source language; auto means the model's.")
     target: str = Field(description="The code of the target language.")
     format: Literal["text", "html"] = Field("text", description="With html, tags are copied.")
-    alternatives: Annotated[
-        int, BeforeValidator(refuse_bool), Field(ge=0, description="How many further translations to return.")
-    ] = 0
+    alternatives: int = Field(0, ge=0, description="How many further translations to return.")
     api_key: str = Field("", description="The key of the server, if it has one.")
     scores: bool = Field(False, description="Return the score of each translation.")
     attention: bool = Field(False, description="Return the attention of each translation to its source.")
@@ -79,7 +73,7 @@ async def read_fields(request: Request, limit: int) -> dict[str, Any]:
     headers = [(name, CHARSET.sub(b"", value)) for name, value in request.scope["headers"]]
     request = Request({**request.scope, "headers": headers}, limit_body(request.receive, limit))
     length = request.headers.get("content-length", "0")
-    if int(length) > limit:  # the HTTP parser has checked that it is a number
+    if int(length) > max(limit, DISCARDED_BYTES):  # the HTTP parser has checked that it is a number
         raise body_too_long(limit)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
@@ -133,12 +127,15 @@ def limit_body(receive: Receive, limit: int) -> Receive:
         nonlocal received
         message = await receive()
         received += len(message.get("body", b""))
-        if received > limit:
-            raise body_too_long(limit)
+        while received > limit:
+            if received > DISCARDED_BYTES or not message.get("more_body"):
+                raise body_too_long(limit)
+            message = await receive()
+            received += len(message.get("body", b""))
         return message
 
     return receive_within_limit
 
 
 def body_too_long(limit: int) -> HTTPException:
-    return HTTPException(413, f"the body of the request is longer than {limit:,} bytes")
+    return HTTPException(413, f"the body of the request is longer than {limit:,} bytes", {"connection": "close"})

@@ -99,12 +99,10 @@ def evaluate(folder, *words):
 
 
 def test_the_command_translates_scores_and_records(model_folder, capsys):
-    state = model_folder / "model/checkpoints/step-7/trainer_state.json"
-    state.parent.mkdir(parents=True)
-    state.write_text(json.dumps({"progress": {"step": 7, "seconds": 5400.0, "cpu_seconds": 9000.0}}))
     (model_folder / "model/run.json").write_text(json.dumps({"command": "vaswani-transformer train --config x"}))
     table, written = model_folder / "results.csv", model_folder / "out.txt"
-    write_manifest(model_folder / "model", [model_folder / "model/model.safetensors"], average_of=["step-7"])
+    progress = {"step": 7, "tokens": 9, "seconds": 5400.0, "cpu_seconds": 9000.0}
+    write_manifest(model_folder / "model", [model_folder / "model/model.safetensors"], progress=progress)
     evaluate(model_folder, "--json", "--record", str(table), "--hypotheses", str(written))
     result = json.loads(capsys.readouterr().out)
     expected = scores(written.read_text().splitlines(), REFERENCES)

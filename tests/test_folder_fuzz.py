@@ -19,10 +19,6 @@ SEARCH: dict[str, Any] = {"num_beams": 2, "max_new_tokens": 12}
 RECORDS = {
     "run.json": {"command": "train", "recipe": {"data": "text", "train": ["train"]}, "fixed_keys": {"seed": 1}},
     "conversion.json": {"toolkit": "fairseq", "checkpoint": "model.pt"},
-    "checkpoints/step-9/trainer_state.json": {
-        "progress": {"step": 9, "tokens": 5, "seconds": 6.0, "cpu_seconds": 7.0},
-        "environment": {"torch": "2.13.0", "device": "cpu"},
-    },
 }
 LONGEST = 10  # seconds
 

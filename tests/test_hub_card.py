@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import shutil
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from markdown_it.token import Token
 from test_hub_push import ROW, refusal, rows
 
 from hub.card import default_example, training_curve, write_card
-from hub.contents import check_same_model
+from hub.contents import read_export_record
 from hub.markdown import as_one_line, block, code, note, show
 from hub.provenance import Provenance, public_command, public_recipe
 from training.checkpoints import write_manifest
@@ -56,7 +55,7 @@ IN_RUN = {
 FIELDS = [
     *(("run.json", name) for name in IN_RUN),
     ("run.json", "a key"),
-    *(("trainer_state.json", name) for name in ("torch", "transformers", "mixed_precision", "device")),
+    *(("manifest.json", name) for name in ("torch", "transformers", "mixed_precision", "device")),
     *(("conversion.json", name) for name in ("toolkit", "file", "source_lang", "target_lang")),
     ("CONVERSION.md", "a note"),
     ("CONVERSION.md", "a whole line"),
@@ -86,14 +85,10 @@ def write_record(folder: Path, place: str, name: str, text: str) -> None:
         for table in [run[key] for key in IN_RUN.get(name, ())] or [run]:
             table[name] = text
     (folder / "run.json").write_text(json.dumps(run))
-    write_manifest(folder, [folder / "model.safetensors"])
     environment = {"torch": "2", "transformers": "5", "mixed_precision": "no", "device": "cpu"}
-    environment |= {name: text} if place == "trainer_state.json" else {}
-    state = folder / "checkpoints" / "step-4" / "trainer_state.json"
-    state.parent.mkdir(parents=True, exist_ok=True)
-    state.write_text(
-        json.dumps({"progress": {"step": 4, "seconds": 6.0, "cpu_seconds": 7.0}, "environment": environment})
-    )
+    environment |= {name: text} if place == "manifest.json" else {}
+    progress = {"step": 4, "tokens": 5, "seconds": 6.0, "cpu_seconds": 7.0}
+    write_manifest(folder, [folder / "model.safetensors"], progress=progress, environment=environment)
 
 
 def card_with(folder: Path, translator: Any, place: str, name: str, text: str) -> str:
@@ -156,7 +151,7 @@ KEY = "x " * 33 + "-----BEGIN OPENSSH PRIVATE KEY-----"  # YAML breaks the line 
 @pytest.mark.parametrize(
     ("place", "name", "secret"),
     [
-        ("trainer_state.json", "device", WRITE_TOKEN),  # Markdown escapes the underscore
+        ("manifest.json", "device", WRITE_TOKEN),  # Markdown escapes the underscore
         ("run.json", "source_language", WRITE_TOKEN),
         ("run.json", "command", f"train \x1b{WRITE_TOKEN}"),
         ("run.json", "preset", KEY),
@@ -176,7 +171,7 @@ RECORDS = {
             "initial_weights": None, "lowercase": False, "max_length": 5,
         },
     },
-    "checkpoints/step-4/trainer_state.json": {
+    "manifest.json": {
         "progress": {"step": 4, "tokens": 5, "seconds": 6.0, "cpu_seconds": 7.0},
         "environment": {"torch": "2", "transformers": "5", "mixed_precision": "no", "device": "cpu"},
     },
@@ -210,13 +205,14 @@ def test_a_wrong_type_in_a_record_is_named_or_does_no_harm(folder, translator, f
     path = folder / file
     if file == "conversion.json":
         (folder / "run.json").unlink()
-    if file == "metrics.jsonl":  # its progress counts only without a checkpoint
-        shutil.rmtree(folder / "checkpoints")
     for value in WRONG:
-        path.write_text(json.dumps(replaced(RECORDS[file], place, value)) + "\n")
+        content = replaced(RECORDS[file], place, value)
+        if file == "manifest.json" and isinstance(content, dict):
+            content |= {"files": json.loads(path.read_text())["files"]}
+        path.write_text(json.dumps(content) + "\n")
         try:
             if file == "onnx/export.json":
-                check_same_model(folder, "0", folder / "onnx")
+                read_export_record(path, folder, "0")
             else:
                 provenance = Provenance(folder, "", [], {"license": None})
                 training_curve(provenance.curves)

@@ -14,6 +14,7 @@ from huggingface_hub import HfApi, constants
 from hub import remote
 from hub.contents import Files
 from vaswani_transformer.errors import InputError, UnavailableError
+from vaswani_transformer.hub_files import RESUME
 
 REPO = f"{OWNER}/model"
 FILES: Files = {
@@ -131,14 +132,14 @@ STEPS = {
             for path in STEPS[method]
         ),
         ("POST", "/api/repos/create", 401, UnavailableError, "`hf auth login` or set HF_TOKEN"),
-        ("POST", "/api/repos/create", 403, UnavailableError, f"no write access to {REPO}"),
+        ("POST", "/api/repos/create", 403, UnavailableError, f"{REPO}: no access: status 403"),
         ("POST", "/api/repos/create", 404, InputError, "not found on the Hub"),
         ("POST", "/commit/", 412, InputError, "received another commit during this push"),
         ("POST", "/commit/", 413, InputError, "the Hub rejected the request: status 413"),
         ("POST", "/validate-yaml", 400, InputError, "the Hub rejected the request"),
         ("POST", "/commit/", 429, UnavailableError, "rate limit reached"),
-        ("POST", "/info/lfs/objects/batch", 403, UnavailableError, f"no write access to {REPO}"),
-        ("POST", "/tag/", 403, UnavailableError, f"no write access to {REPO}"),
+        ("POST", "/info/lfs/objects/batch", 403, UnavailableError, f"{REPO}: no access: status 403"),
+        ("POST", "/tag/", 403, UnavailableError, f"{REPO}: no access: status 403"),
     ],
 )
 def test_a_second_push_recovers_from_a_fault(hub, api, method, path, status, kind, message):
@@ -170,7 +171,7 @@ def test_a_strange_answer_is_named_or_does_no_harm(hub, api, method, path, conte
     try:
         push(api, tag="v1")
     except UnavailableError as error:
-        assert "\n" not in str(error) and str(error).endswith(remote.RESUME)
+        assert "\n" not in str(error) and str(error).endswith(RESUME)
     hub.faults.clear()
     push(api, tag="v1")
     assert hub.files(REPO) == FILES
@@ -181,7 +182,7 @@ def test_an_error_of_the_large_file_storage_is_named(hub, api, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
     hub.faults.append(Fault("GET", "/xet-write-token/", times=99, status=401))
     line = refusal(UnavailableError, api)
-    assert line.startswith("the upload failed: ") and line.endswith(remote.RESUME) and hub.url not in line
+    assert line.startswith(f"{REPO}: the Hub cannot be reached (") and line.endswith(RESUME) and hub.url not in line
     assert not hub.files(REPO)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     push(api)
@@ -200,7 +201,7 @@ def test_an_unreachable_hub_is_a_one_line_error():
     with HubServer() as stopped:
         pass
     line = refusal(UnavailableError, HfApi(endpoint=stopped.url))
-    assert line.startswith("the Hub cannot be reached: ConnectError")
+    assert line.startswith(f"{REPO}: the Hub cannot be reached (ConnectError")
 
 
 def test_warnings_of_retried_uploads_do_not_show_signed_addresses(hub, api, monkeypatch):
@@ -237,7 +238,7 @@ def test_a_commit_made_after_the_comparison_is_not_overwritten(hub, api):
 def test_a_repository_created_after_the_comparison_is_not_overwritten(hub, api):
     planned = plan(api)
     hub.create(REPO, **{"config.json": b"theirs"})
-    with pytest.raises(InputError, match=f"{REPO} was created during this push"):
+    with pytest.raises(InputError, match=f"{REPO}: it was created during this push"):
         remote.push(api, planned, FILES, "a model")
     assert hub.files(REPO) == {"config.json": b"theirs"}
 

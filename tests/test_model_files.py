@@ -479,12 +479,6 @@ def test_weights_saved_in_parts_beside_an_older_file_are_not_ignored(folder):
     load_model(folder, device="cpu")
 
 
-@pytest.mark.parametrize(("file", "found"), [(WEIGHTS, "Model.safetensors"), ("config.json", "CONFIG.JSON")])
-def test_a_file_whose_name_differs_by_case_is_named(folder, file, found):
-    (folder / file).rename(folder / found)
-    assert f"{folder / file}: no such file; rename {found} there to {file}" in refusal(folder)
-
-
 def test_a_tensor_in_two_files_is_refused(folder):
     """The index names one of them, and transformers takes the last one."""
     sharded(folder, "two.safetensors")

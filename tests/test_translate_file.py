@@ -525,4 +525,5 @@ def test_a_report_lists_doubtful_translations_and_changes_none(words, tmp_path, 
     with_report = lines_of(tmp_path / "out")
     main(options)
     assert lines_of(tmp_path / "out") == with_report
-    assert "--report" in refused(main, [*options, "--report", str(tmp_path / "missing" / "report")])
+    missing = str(tmp_path / "missing" / "report")
+    assert f"{missing}: No such file or directory" in refused(main, [*options, "--report", missing])

@@ -164,7 +164,8 @@ def remove_stale(path: Path) -> None:
             descriptor = os.open(temporary, os.O_RDONLY | os.O_NONBLOCK)
             try:
                 has_ended = lock(descriptor) and match[1] == machine_id()
-                if has_ended or time.time() - last_change(temporary) > ABANDONED:
+                last_change = max(part.lstat().st_mtime for part in (temporary, *temporary.rglob("*")))
+                if has_ended or time.time() - last_change > ABANDONED:
                     remove(temporary)
             finally:
                 os.close(descriptor)
@@ -211,11 +212,6 @@ def lock(descriptor: int) -> bool:
             return False
         raise
     return True
-
-
-def last_change(folder: Path) -> float:
-    """Return when the folder or something in it was last written."""
-    return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
 
 
 def remove(path: Path) -> None:

@@ -5,18 +5,15 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
+from tokenizers.decoders import ByteLevel
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from .errors import InputError
 from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from .sentences_vaswani_transformer import choose_cleaning
 
 LONGEST_SENTENCE = 120  # tokens; the labels of a larger heat map are illegible
-
-# Byte-level tokens write each byte as one letter of GPT-2's table.
-BYTE_OF_LETTER = {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 @dataclass(frozen=True)
@@ -96,26 +93,17 @@ def check_sentence_length(kind: str, tokens: int) -> None:
 def token_labels(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[str]:
     """Return a readable label for each token: its text with `▁` for a space; `ü 1/2` is part of a character."""
     tokens = cast(list[str], tokenizer.convert_ids_to_tokens(ids))
-    special = set(tokenizer.all_special_ids)
-    labels: list[str] = []
+    decoder = tokenizer.backend_tokenizer.decoder
+    if decoder is None or b"ByteLevel" not in decoder.__getstate__():
+        return tokens
+    byte_level, labels = ByteLevel(), list[str]()
     while len(labels) < len(tokens):
-        first = len(labels)
-        if ids[first] in special or not BYTE_OF_LETTER.keys() >= set(tokens[first]):
-            labels.append(tokens[first])
-        else:
-            labels += byte_level_labels(tokens[first : first + 4])
+        rest = tokens[len(labels) : len(labels) + 4]
+        # The fewest tokens whose bytes form complete characters, or one token.
+        texts = (byte_level.decode(rest[:count]).replace(" ", "▁") for count in range(1, len(rest) + 1))
+        count, text = next(((n, text) for n, text in enumerate(texts, start=1) if "�" not in text), (1, "�"))
+        labels += [text] if count == 1 else [f"{text} {part}/{count}" for part in range(1, count + 1)]
     return labels
-
-
-def byte_level_labels(tokens: list[str]) -> list[str]:
-    """Label the fewest leading tokens whose bytes form complete UTF-8 characters, or the first token with `�`."""
-    for count in range(1, len(tokens) + 1):
-        letters = "".join(tokens[:count])
-        text = bytes(BYTE_OF_LETTER[letter] for letter in letters if letter in BYTE_OF_LETTER).decode(errors="replace")
-        if "�" not in text:
-            text = text.replace(" ", "▁")
-            return [text] if count == 1 else [f"{text} {part}/{count}" for part in range(1, count + 1)]
-    return ["�"]
 
 
 def eager_copy(model: VaswaniTransformerForConditionalGeneration) -> VaswaniTransformerForConditionalGeneration:

@@ -44,14 +44,9 @@ def find_reasons(
         reasons.append(f"the translation has {ratio:.2f} times as many tokens as the source")
     if has_loop(translation) and not has_loop(source):
         reasons.append("the translation repeats itself")
-    reasons += [f"the translation lacks {name}" for name in find_missing_placeholders(source_text, text)]
-    return reasons
-
-
-def find_missing_placeholders(source: str, translation: str) -> list[str]:
-    """Return the placeholders of the source that the translation lacks, such as %s, each as often as it is missing."""
-    missing = Counter(PLACEHOLDER.findall(source)) - Counter(PLACEHOLDER.findall(translation))
-    return sorted(missing.elements())
+    # Each placeholder, such as %s, as often as it is missing.
+    missing = Counter(PLACEHOLDER.findall(source_text)) - Counter(PLACEHOLDER.findall(text))
+    return reasons + [f"the translation lacks {name}" for name in sorted(missing.elements())]
 
 
 def has_loop(tokens: Sequence[int]) -> bool:

@@ -28,18 +28,10 @@ def check_readable(path: Path) -> None:
             raise BrokenFileError(f"{path} is not a regular file and is not read; copy or download the file again")
         path.open("rb").close()
     except FileNotFoundError:
-        raise BrokenFileError(f"{path}: {explain_missing(path)}") from None
+        reason = "a link to a file that does not exist" if path.is_symlink() else "no such file"
+        raise BrokenFileError(f"{path}: {reason}") from None
     except OSError as error:
         raise BrokenFileError(f"{path} cannot be read: {error.strerror}") from None
-
-
-def explain_missing(path: Path) -> str:
-    """Say why a file does not exist, and which one a disk that ignores case, such as a FAT stick, may have renamed."""
-    if path.is_symlink():
-        return "a link to a file that does not exist"
-    names = os.listdir(path.parent) if path.parent.is_dir() else []
-    other = next((name for name in sorted(names) if name.lower() == path.name.lower()), None)
-    return f"no such file; rename {other} there to {path.name}" if other else "no such file"
 
 
 def check_inside(file: Path, folder: Path) -> None:

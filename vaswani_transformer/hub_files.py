@@ -73,7 +73,7 @@ def download(repo: str, revision: str | None, files: Sequence[str], local_files_
             super().__init__(*arguments, **{"disable": None} | settings)
 
     options: dict[str, Any] = {"allow_patterns": list(files), "tqdm_class": OnTerminal}
-    with hub_errors(repo, revision), without_warning():
+    with hub_errors(repo, revision):
         folder = Path(snapshot_download(repo, revision=revision, local_files_only=local_files_only, **options))
     if not any(next(folder.glob(pattern), None) for pattern in files):
         command = f": `vaswani-transformer export onnx {repo} FOLDER` writes it"
@@ -96,7 +96,7 @@ def choose_files(repo: str, revision: str | None) -> tuple[Sequence[str], str | 
     """Return glob patterns of a model of this package, or of another's without its pickles if it has safetensors.
 
     With them, the commit that has these files; None offline.
-    Raises InputError if it has none, before anything but config.json is downloaded.
+    Raises InputError if it has none, or only a pickle, before anything but config.json is downloaded.
     """
     from huggingface_hub import HfApi, constants, snapshot_download
 
@@ -112,20 +112,15 @@ def choose_files(repo: str, revision: str | None) -> tuple[Sequence[str], str | 
         with suppress(ValueError, OSError):  # reported where the model is loaded
             config = json.loads(path.read_text(encoding="utf-8"))
     kind = config.get("model_type") if isinstance(config, dict) else None
-    if kind == MODEL_TYPE or ADAPTER in names:
-        return choose_own_files(repo, names), commit
-    return choose_foreign_files(repo, names, kind), commit
-
-
-def choose_own_files(repo: str, names: Sequence[str]) -> Sequence[str]:
-    """Return glob patterns of a model of this package. Raises InputError if its weights are only a pickle."""
+    if kind != MODEL_TYPE and ADAPTER not in names:
+        return choose_foreign_files(repo, names, kind), commit
     pickles = [name for name in names if name.endswith(WEIGHT_SUFFIXES[1:]) and "/" not in name]
     if pickles and not any(name.endswith(".safetensors") for name in names):
         raise InputError(
             f"{repo} has its weights only as {pickles[0]}, a pickle, which can run any code when it is opened; "
             f"ask its owner for {WEIGHTS}"
         )
-    return (*MODEL_FILES, ADAPTER)
+    return (*MODEL_FILES, ADAPTER), commit
 
 
 def choose_foreign_files(repo: str, names: Sequence[str], kind: Any) -> Sequence[str]:
@@ -154,75 +149,94 @@ def has_checkpoint(names: Sequence[str]) -> bool:
     return any(fnmatch(name, pattern) for name in names for pattern in patterns if pattern != "config.json")
 
 
+RESUME = "run the same command again to continue"
+# Errors by HTTP status; `hub_errors` has those of a repository that is missing or closed.
+HTTP_ERRORS: dict[int, tuple[type[Exception], str]] = {
+    401: (UnavailableError, "the Hub rejected the token: {}; run `hf auth login` or set HF_TOKEN"),
+    403: (UnavailableError, "no access: {}; check the token's permissions"),
+    404: (InputError, "not found on the Hub: {}"),
+    409: (InputError, "it was created during this push: {}; run the command again"),
+    412: (InputError, "it received another commit during this push: {}; run the command again"),
+    429: (UnavailableError, f"rate limit reached: {{}}; wait, then {RESUME}"),
+}
+CLIENT_ERROR = (InputError, "the Hub rejected the request: {}")
+SERVER_ERROR = (UnavailableError, "the Hub returned a server error: {}; try again later")  # from 500 on
+
+
 @contextmanager
-def without_warning() -> Iterator[None]:
-    """Drop huggingface_hub's warning that no file of a repository matches, which is an error here."""
-    logger = logging.getLogger("huggingface_hub._snapshot_download")
+def hub_errors(repo: str, revision: str | None, absent: str = "no such folder, and ") -> Iterator[None]:
+    """Check the answers of the Hub, and raise InputError or UnavailableError for errors of the Hub and the network.
 
-    def is_another(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith("No files matched")
+    absent: that a repository may be the misspelt name of a folder; "" if it cannot
+    """
+    from huggingface_hub import constants, errors
 
-    logger.addFilter(is_another)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_another)
-
-
-@contextmanager
-def hub_errors(repo: str, revision: str | None) -> Iterator[None]:
-    """Check the answers of the Hub, and raise InputError or UnavailableError for errors."""
-    from huggingface_hub import constants
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
+    for handler in logging.getLogger("huggingface_hub").handlers:
+        handler.addFilter(tidy_warning)
     try:
         with checked_answers():
             try:
                 yield
-            except LocalEntryNotFoundError as error:  # the cache has only a part of the files
-                if isinstance(error.__cause__, HfHubHTTPError):
+            except errors.LocalEntryNotFoundError as error:  # the cache has only a part of the files
+                if isinstance(error.__cause__, errors.HfHubHTTPError):
                     raise error.__cause__ from None
                 raise
     except (InputError, UnavailableError):
         raise
-    except GatedRepoError as error:
+    except errors.GatedRepoError as error:
         raise UnavailableError(
             f"{repo}: its owner restricts access; accept the conditions on its page, and log in (`hf auth login`)"
         ) from error
-    except RevisionNotFoundError as error:
+    except errors.RevisionNotFoundError as error:
         raise InputError(
             f"{repo} has no revision {revision or 'main'!r} on the Hub; give a branch, a tag or a commit"
         ) from error
-    except RepositoryNotFoundError as error:
+    except errors.RepositoryNotFoundError as error:
         raise InputError(
-            f"{repo}: no such folder, and no such repository on the Hub; for a private one, log in (`hf auth login`) "
-            "or set HF_TOKEN"
+            f"{repo}: {absent}no such repository on the Hub; for a private one, log in (`hf auth login`) or set "
+            "HF_TOKEN"
         ) from error
-    except HFValidationError as error:
-        raise InputError(f"{repo}: no such folder, and not the name of a repository ({one_line(str(error))})") from None
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+    except errors.HFValidationError as error:
+        raise InputError(f"{repo}: {absent}not the name of a repository ({one_line(str(error))})") from None
+    except errors.OfflineModeIsEnabled as error:
+        raise UnavailableError(f"{repo}: HF_HUB_OFFLINE is set; unset it to reach the Hub") from error
+    except errors.LocalEntryNotFoundError as error:
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "local_files_only is set"
         if error.__cause__ is not None and not constants.HF_HUB_OFFLINE:
             why = f"the Hub cannot be reached ({one_line(str(error.__cause__))})"
         raise UnavailableError(f"{repo}: no such folder, it has not been downloaded before, and {why}") from error
-    except HfHubHTTPError as error:
-        raise UnavailableError(f"{repo}: the Hub answers with an error ({one_line(str(error))}); try again") from error
-    except Exception as error:  # network errors come from four libraries
-        if isinstance(error, OSError) and error.filename is not None:  # of the cache: a full disk, no permission
+    except Exception as error:  # network errors come from five libraries
+        if isinstance(error, OSError) and error.filename is not None:  # a local file: a full disk, no permission
             raise
-        reason = one_line(f"{type(error).__name__}: {error}")
+        cause: BaseException | None = error
+        while cause is not None and getattr(cause, "response", None) is None:  # errors of single files are wrapped
+            cause = cause.__cause__
+        if cause is not None:
+            raise http_error(cause, repo) from error
+        reason = without_addresses(one_line(f"{type(error).__name__}: {error}"))[:300]
         raise UnavailableError(
-            f"{repo}: no such folder, and the Hub cannot be reached ({reason}); check the network, a proxy that "
-            "requires a login, and HF_ENDPOINT"
+            f"{repo}: {absent}the Hub cannot be reached ({reason}); check the network, a proxy that requires a login, "
+            f"and HF_ENDPOINT, then {RESUME}"
         ) from error
+
+
+def http_error(error: Any, repo: str) -> Exception:
+    """Return a one-line InputError for an answer of the Hub if the user can fix the cause, else UnavailableError."""
+    status, message = error.response.status_code, getattr(error, "server_message", None)
+    reason = f"status {status}" + (f" ({one_line(message)[:300]})" if message else "")
+    kind, text = HTTP_ERRORS.get(status, CLIENT_ERROR if status < 500 else SERVER_ERROR)
+    return kind(f"{repo}: {text.format(reason)}")
+
+
+def tidy_warning(record: logging.LogRecord) -> bool:
+    """Hide URLs in a warning of huggingface_hub, and drop that no file of a repository matches, an error here."""
+    record.msg, record.args = without_addresses(record.getMessage()), ()
+    return not record.msg.startswith("No files matched")
+
+
+def without_addresses(text: str) -> str:
+    """Return the text with "the Hub" in place of URLs; those of uploads are signed."""
+    return re.sub(r"\S*https?://\S*", "the Hub", text)
 
 
 @contextmanager

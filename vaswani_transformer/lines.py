@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from .atomic import atomic_file
-from .errors import FULL_DISK, BrokenFileError, InputError, name_in_errors
+from .errors import BrokenFileError, InputError, name_in_errors
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -201,15 +201,8 @@ def open_output(path: str | Path) -> Iterator[BinaryIO]:
         return
     path, target = Path(path), check_output(path)
     if path.exists() and not path.is_file():
-        try:
-            with path.open("wb") as stream:
-                yield stream
-        except BrokenPipeError:
-            raise InputError(f"{path}: the reader closed the pipe before everything was written") from None
-        except OSError as error:
-            if error.filename is None and error.errno in FULL_DISK:
-                error.filename = str(path)
-            raise
+        with name_in_errors(path), path.open("wb") as stream:
+            yield stream
         return
     with atomic_file(target) as stream:
         if path.suffix == ".gz":

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .errors import BrokenFileError, InputError
-from .files import check_inside, check_readable, explain_missing, file_sha256, files_sha256, read_json_object
+from .files import check_inside, check_readable, file_sha256, files_sha256, read_json_object
 from .search_vaswani_transformer import (
     SearchSettings,
     is_beam_search_of_transformers,
@@ -206,9 +206,7 @@ def weight_files(folder: Path) -> list[Path]:
                 f'{folder} holds an ONNX export, which translates with --backend onnx (backend="onnx" in Python); for '
                 "anything else, give the model folder that it was exported from"
             )
-        raise BrokenFileError(
-            f"{folder / WEIGHTS}: {explain_missing(folder / WEIGHTS)}; the folder has a config.json but no weights"
-        )
+        raise BrokenFileError(f"{folder / WEIGHTS}: no such file; the folder has a config.json but no weights")
     path = folder / INDEX
     file_of_tensor = read_json_object(path).get("weight_map")
     names: list[Any] = list(file_of_tensor.values()) if isinstance(file_of_tensor, dict) else [None]
@@ -387,30 +385,32 @@ def read_generation_config(path: Path, config: dict[str, Any]) -> dict[str, Any]
     config: the content of config.json beside it
     """
     settings = read_json_object(path)
-    largest = config["decoder_vocab_size"] - 1
-    suppressed = settings.get("suppress_tokens") or []
-    if not isinstance(suppressed, list) or not all(
-        type(token) is int and 0 <= token <= largest for token in suppressed
-    ):
-        raise BrokenFileError(
-            f"{path}: suppress_tokens is {reprlib.repr(suppressed)}; ids go from 0 to {largest} (config.json)"
-        )
-    forced = settings.get("forced_bos_token_id")
-    if forced is not None and not (type(forced) is int and 0 <= forced <= largest):
-        raise BrokenFileError(f"{path}: forced_bos_token_id is {forced!r}; ids go from 0 to {largest} (config.json)")
+    suppressed, forced = settings.get("suppress_tokens") or [], settings.get("forced_bos_token_id")
+    length, largest = settings.get("max_source_length"), config["decoder_vocab_size"] - 1
+    ids = f"ids go from 0 to {largest} (config.json)"
+
+    def is_id(value: Any) -> bool:
+        return type(value) is int and 0 <= value <= largest
+
+    rules = {
+        "suppress_tokens": (isinstance(suppressed, list) and all(map(is_id, suppressed)), ids),
+        "forced_bos_token_id": (forced is None or is_id(forced), ids),
+        "early_stopping": (
+            type(settings.get("early_stopping")) is not int,
+            'here it must be "never", true or false, as transformers requires; a number is an argument of each call',
+        ),
+        "max_source_length": (
+            length is None or (type(length) is int and 1 <= length <= LARGEST_SIZE), "it must be an integer above 0"
+        ),
+    }  # fmt: skip
+    for field, (holds, rule) in rules.items():
+        if not holds:
+            raise BrokenFileError(f"{path}: {field} is {reprlib.repr(settings[field])}; {rule}")
     if forced is not None and forced in (*suppressed, config.get("eos_token_id")):
         raise BrokenFileError(
             f"{path}: forced_bos_token_id is {forced}, which suppress_tokens forbids or which ends a translation; "
             "correct one of the two, or set it to null"
         )
-    if type(settings.get("early_stopping")) is int:
-        raise BrokenFileError(
-            f'{path}: early_stopping is {settings["early_stopping"]}; here it must be "never", true or false, as '
-            "transformers requires; a number is an argument of each call"
-        )
-    length = settings.get("max_source_length")
-    if length is not None and (type(length) is not int or not 1 <= length <= LARGEST_SIZE):
-        raise BrokenFileError(f"{path}: max_source_length is {length!r}; it must be an integer above 0")
     try:
         is_beam_search_of_transformers(settings.get("beam_search"))
         parse_alignment_heads(settings, config)

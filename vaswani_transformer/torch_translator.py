@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -80,14 +80,6 @@ class ForcedDecoding:
     def total(self) -> float:
         """log P(Y | X)"""
         return math.fsum(self.log_probabilities)
-
-
-class EncodedPairs(NamedTuple):
-    """Sources, cleaned and with their language tokens, and the token ids of both sides."""
-
-    sources: list[str]
-    source_ids: list[list[int]]
-    target_ids: list[list[int]]
 
 
 class TorchTranslator(Translator):
@@ -194,13 +186,13 @@ class TorchTranslator(Translator):
         Raises InputError if the numbers of texts differ or a text has more tokens than 5,000 or the model's positions,
         and NotFiniteError naming the translation with a log-probability that is not finite.
         """
-        pairs, forced = self._run_pairs(
+        _, tokens, forced = self._run_pairs(
             sources, targets, self._log_probabilities, "scoring", batch_tokens, target_language, progress
         )
         for i, log_probabilities in enumerate(forced):
             if not all(map(math.isfinite, log_probabilities)):
                 raise NotFiniteError(i, f"target {i + 1}")
-        return [ForcedDecoding(*pair) for pair in zip(pairs.target_ids, forced, strict=True)]
+        return [ForcedDecoding(*pair) for pair in zip(tokens, forced, strict=True)]
 
     def align(self, sources: str | Sequence[str], targets: str | Sequence[str], **options: Any) -> list[Alignment]:
         """Align the words of given translations, as `find_hypotheses` aligns its own; no text is split.
@@ -254,9 +246,9 @@ class TorchTranslator(Translator):
         options: those of `score`
         """
         attend = partial(self._attention, CachedDecoder(self.model))
-        pairs, found = self._run_pairs(sources, targets, attend, "aligning", **options)
+        with_language, _, found = self._run_pairs(sources, targets, attend, "aligning", **options)
         cleaned, parts = map(self.clean, sources), []
-        for source, prefixed, target, attention in zip(cleaned, pairs.sources, targets, found, strict=True):
+        for source, prefixed, target, attention in zip(cleaned, with_language, targets, found, strict=True):
             source_spans = self._source_spans(source, prefixed.removesuffix(source))
             target_spans = self._spans(self.target_tokenizer, target)
             parts.append(AlignedPart("", source, target, source_spans, target_spans, attention))
@@ -278,15 +270,30 @@ class TorchTranslator(Translator):
             for weights, source, target in zip(attention, sources, targets, strict=True)
         ]
 
-    def _encode_pairs(
-        self, sources: str | Sequence[str], targets: str | Sequence[str], target_language: str | None
-    ) -> EncodedPairs:
-        """Tokenise pairs. Raises InputError if the numbers of texts differ or one is too long."""
+    def _run_pairs(
+        self,
+        sources: str | Sequence[str],
+        targets: str | Sequence[str],
+        run: Callable[[list[list[int]], list[list[int]]], list[Item]],
+        title: str,
+        batch_tokens: int | None = None,
+        target_language: str | None = None,
+        progress: bool = False,
+    ) -> tuple[list[str], list[list[int]], list[Item]]:
+        """Tokenise pairs, and run them batch by batch.
+
+        run: called with the token ids of the sources and targets of a batch.  title: of the progress bar
+        Returns the sources, cleaned and with their language tokens, the ids of the targets, and what `run` returns, in
+        the order of the pairs. Raises InputError if the numbers of texts differ or one is too long.
+        """
         sources, targets = as_texts(sources, "source"), as_texts(targets, "target")
         if len(sources) != len(targets):
             raise InputError(f"{len(sources)} sources and {len(targets)} targets: each source needs its translation")
+        batch_tokens = self._default_batch_tokens() if batch_tokens is None else batch_tokens
+        with as_input_errors():
+            check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
         if not sources:
-            return EncodedPairs([], [], [])
+            return [], [], []
         sources = self.add_language(list(map(self.clean, sources)), target_language, "source")
         with panics_as_errors(self.folder):
             source_ids = cast(list[list[int]], self.tokenizer(sources, verbose=False)["input_ids"])
@@ -299,36 +306,16 @@ class TorchTranslator(Translator):
                     raise InputError(
                         f"{kind} {number} has {len(ids):,} tokens; at most {LONGEST_SCORED:,} are scored: split it"
                     )
-        return EncodedPairs(sources, source_ids, target_ids)
-
-    def _run_pairs(
-        self,
-        sources: str | Sequence[str],
-        targets: str | Sequence[str],
-        run: Callable[[list[list[int]], list[list[int]]], list[Item]],
-        title: str,
-        batch_tokens: int | None = None,
-        target_language: str | None = None,
-        progress: bool = False,
-    ) -> tuple[EncodedPairs, list[Item]]:
-        """Tokenise pairs. Return them, and what `run` returns for their ids, batch by batch, in the order of the pairs.
-
-        title: of the progress bar.  Others as in `score`
-        """
-        pairs = self._encode_pairs(sources, targets, target_language)
-        batch_tokens = self._default_batch_tokens() if batch_tokens is None else batch_tokens
-        with as_input_errors():
-            check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
         logits = max(1, self.target_vocabulary // LOGITS_PER_TOKEN)  # of each target token
-        ids = [*zip(pairs.source_ids, pairs.target_ids, strict=True)]
-        lengths = [max(len(source), len(target) * logits) for source, target in ids]
+        pairs = [*zip(source_ids, target_ids, strict=True)]
+        lengths = [max(len(source), len(target) * logits) for source, target in pairs]
         found: dict[int, Item] = {}
-        with show_progress(progress, title, len(ids)) as advance:
+        with show_progress(progress, title, len(pairs)) as advance:
             for batch in batches_by_length(lengths, batch_tokens):
-                source_ids, target_ids = zip(*(ids[i] for i in batch), strict=True)
-                found |= zip(batch, run([*source_ids], [*target_ids]), strict=True)
+                in_batch = zip(*(pairs[i] for i in batch), strict=True)
+                found |= zip(batch, run(*map(list, in_batch)), strict=True)
                 advance(len(batch))
-        return pairs, [found[i] for i in range(len(found))]
+        return sources, target_ids, [found[i] for i in range(len(found))]
 
     def _log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[list[float]]:
         """Return log P of each target token, given the source and the preceding target tokens."""

@@ -1,7 +1,6 @@
-"""The record of a training run: run.json, metrics.jsonl, the progress in its checkpoints, its curve, its results."""
+"""The record of a training run: run.json, metrics.jsonl, its progress, its curve, its results."""
 
 import json
-import re
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +31,6 @@ TYPE_NAMES = {
 }  # fmt: skip
 LARGEST_NUMBER = 10**18
 POINTERS = ("latest", "best")  # files in checkpoints/
-LONGEST_NAME = 255  # bytes of a file name
 # Name in metrics.jsonl: label in the figure
 CURVES = {
     "loss": "training, smoothed",
@@ -85,10 +83,7 @@ def parse_step(checkpoint: Path) -> int:
 
 def read_pointer(pointer: Path) -> str | None:
     """Return the name of the checkpoint that `latest` or `best` beside it points to, None if there is no such file."""
-    if not pointer.is_file():
-        return None
-    with pointer.open(errors="replace") as file:
-        return file.read(LONGEST_NAME).strip()
+    return pointer.read_text(errors="replace").strip() if pointer.is_file() else None
 
 
 def follow_pointer(path: Path) -> Path:
@@ -99,43 +94,21 @@ def follow_pointer(path: Path) -> Path:
     return named[0] if named else path
 
 
-def find_checkpoint(run: Path) -> tuple[Path | None, int | None]:
-    """Return the checkpoint with which the model in a run's folder ends, and its step; the newest if there is no model.
+def read_training(model: Path) -> dict[str, dict[str, Any]]:
+    """Return the "progress" and the "environment" of the training that ended with a run's model, from its manifest.
 
-    A run that was extended and interrupted has newer checkpoints than its model, and may have removed the model's.
+    Either is {} if the manifest does not have it, as in a checkpoint. Raises BrokenFileError.
     """
-    folders = list_checkpoints(run / "checkpoints")
-    averaged = read_json_object(run / MANIFEST).get("average_of") if (run / MANIFEST).is_file() else None
-    last = str(averaged[-1]) if isinstance(averaged, list) and averaged else ""
-    if not re.fullmatch(r"step-\d{1,18}", last):
-        return (folders[0] if folders else None), None
-    step = parse_step(Path(last))
-    return next((folder for folder in folders if parse_step(folder) == step), None), step
+    path = model / MANIFEST
+    manifest = read_json_object(path, "progress", "environment") if path.is_file() else {}
+    progress, environment = manifest.get("progress", {}), manifest.get("environment", {})
+    check_types(path, progress, PROGRESS_TYPES, required=bool(progress))
+    return {"progress": progress, "environment": check_types(path, environment, ENVIRONMENT_TYPES)}
 
 
-def read_state(run: Path) -> dict[str, Any]:
-    """Read the state in which a run's model ends (`find_checkpoint`), with its "progress" and "environment", or {}."""
-    folder, _ = find_checkpoint(run)
-    if folder is None:
-        return {}
-    state = read_json_object(folder / STATE, "progress", "environment")
-    check_types(folder / STATE, state.get("progress", {}), PROGRESS_TYPES)
-    check_types(folder / STATE, state.get("environment", {}), ENVIRONMENT_TYPES)
-    return state
-
-
-def read_progress(run: Path) -> dict[str, Any]:
-    """Return `step`, `tokens` and `seconds` of a run's model from its last checkpoint, else from the log, else {}."""
-    folder, step = find_checkpoint(run)
-    if folder is not None and (progress := read_state(run).get("progress")):
-        needed = {name: kind for name, kind in PROGRESS_TYPES.items() if name in progress or name != "tokens"}
-        return check_types(folder / STATE, progress, needed, required=True)
-    records = read_metrics(run / METRICS) if (run / METRICS).is_file() else []
-    for number, record in reversed([*enumerate(records, start=1)]):
-        if {"step", "seconds", "tokens"} <= record.keys() and (step is None or record["step"] <= step):
-            measured = {name: float for name in ("seconds", "tokens", "cpu_seconds") if name in record}
-            return check_types(f"{run / METRICS} line {number}", record, measured, required=True)
-    return {}
+def read_progress(model: Path) -> dict[str, Any]:
+    """Return `step`, `tokens`, `seconds` and `cpu_seconds` of the training of a run's model, {} if it has no record."""
+    return read_training(model)["progress"]
 
 
 def format_hours(seconds: float) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from .atomic import append_whole
 from .doubts import Doubt
-from .errors import InputError
+from .errors import InputError, name_in_errors
 from .lines import remove_line_breaks
 from .translator import Hypothesis, MissingLanguageError, NotFiniteError, Translator, as_texts
 from .unwrap import Copied
@@ -141,14 +141,8 @@ def append_report(path: Path, doubts: list[Doubt], numbers: list[int]) -> None:
     """Append doubtful translations to the report.  numbers: of the lines of the texts"""
     rows = [(str(numbers[doubt.text_index]), doubt.reason, doubt.source, doubt.translation) for doubt in doubts]
     content = "".join("\t".join(" ".join(column.split()) for column in row) + "\n" for row in rows)
-    try:
-        with path.open("ab", buffering=0) as file:
-            append_whole(file, content.encode())
-    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise InputError(f"--report {path}: {error.strerror}; name a file in an existing folder") from None
-    except OSError as error:  # a full disk
-        error.filename = str(path)
-        raise
+    with name_in_errors(path), path.open("ab", buffering=0) as file:
+        append_whole(file, content.encode())
 
 
 def split_into_chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:

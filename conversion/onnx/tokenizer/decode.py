@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from onnx import TensorProto
 from tokenizers import decoders
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from vaswani_transformer.attention_maps import BYTE_OF_LETTER
 from vaswani_transformer.errors import InputError
 
 from ..graph_builder import TO_THE_END, GraphBuilder, batch_rows, cast_to_int, shift, spread, tensor_type
@@ -21,6 +21,8 @@ from .source import END_OF_TEXT, read_tokenizer_json, read_type
 # The decoder of SentencePiece models, see conversion/sentencepiece_model.py.
 STEPS = [decoders.Replace(" ", ""), decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
 SENTENCEPIECE = json.loads(decoders.Sequence(STEPS).__getstate__())
+# Byte-level tokens write each byte as one letter of GPT-2's table.
+BYTE_OF_LETTER = {letter: byte for byte, letter in bytes_to_unicode().items()}
 REPLACEMENT, DROPPED = 256, 257  # pieces of text besides the 256 bytes: U+FFFD, and nothing
 
 
