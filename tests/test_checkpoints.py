@@ -125,7 +125,7 @@ def test_checkpoints_of_another_user_are_not_called_damaged():
         (root / "step-20/manifest.json").chmod(0)
         with (
             not_removable(root / "step-20"),
-            pytest.raises(UnavailableError, match="manifest.json: Permission denied; ask"),
+            pytest.raises(UnavailableError, match="manifest.json cannot be read: Permission denied; ask"),
         ):
             checkpoints.newest_intact(root, print)
         (root / "step-20/manifest.json").chmod(0o600)

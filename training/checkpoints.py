@@ -336,8 +336,8 @@ def intact_checkpoints(folders: list[Path], say: Callable[[str], None]) -> Itera
                 raise BrokenFileError(f"{folder / MANIFEST} is missing or lists no files")
         except BrokenFileError as error:
             manifest = folder / MANIFEST
-            if manifest.exists() and not os.access(manifest, os.R_OK):
-                raise UnavailableError(f"{manifest}: {error}; ask its owner, or choose another output_dir") from error
+            if os.path.exists(manifest) and not os.access(manifest, os.R_OK, effective_ids=True):
+                raise UnavailableError(f"{error}; ask its owner, or choose another output_dir") from error
             aside = folder.with_name(f"{folder.name}.broken")
             remove(aside)
             shutil.move(folder, aside)
