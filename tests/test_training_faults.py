@@ -133,8 +133,8 @@ def test_wrong_input_is_a_one_line_error_before_training(start, keys, message):
     [
         ("ACCELERATE_MIXED_PRECISION", "FP16", 2, "ACCELERATE_MIXED_PRECISION is 'FP16'; it must be no, bf16 or fp16"),
         ("ACCELERATE_MIXED_PRECISION", "", 2, "ACCELERATE_MIXED_PRECISION is ''; it must be no, bf16 or fp16"),
-        ("ACCELERATE_TORCH_DEVICE", "toaster", 4, "a variable (ACCELERATE_TORCH_DEVICE=toaster)"),
-        ("ACCELERATE_USE_CPU", "maybe", 2, "a variable (ACCELERATE_USE_CPU=maybe)"),
+        ("ACCELERATE_TORCH_DEVICE", "toaster", 4, "a variable (ACCELERATE_TORCH_DEVICE=toaster;"),
+        ("ACCELERATE_USE_CPU", "maybe", 2, "a variable (ACCELERATE_USE_CPU=maybe;"),
     ],
 )
 def test_a_wrong_variable_of_accelerate_is_named_before_training(start, name, value, code, message):
