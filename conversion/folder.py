@@ -43,7 +43,8 @@ class OurModel:
                 content = read_json_object(file, "options")
                 self.toolkit, self.kept = str(content["toolkit"]), {**content["options"]}
                 rows = {side: self.kept.get(f"{side}_tokens", largest) for side, largest in self.rows.items()}
-                if not all(type(count) is int and 0 < count <= self.rows[side] for side, count in rows.items()):
+                fit = [type(count) is int and 0 < count <= self.rows[side] for side, count in rows.items()]
+                if not all(fit) or (self.config.share_encoder_decoder_embeddings and len({*rows.values()}) > 1):
                     raise ValueError(f"source_tokens and target_tokens are {rows}; the model has {self.rows}")
                 self.rows = rows
                 as_dtype(self.kept.get("dtype"))
