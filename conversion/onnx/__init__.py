@@ -12,7 +12,7 @@ verify.py           compare the single graph and the split layout with torch
 verify_text.py      time real sentences, and compare model_text.onnx with the tokenizers library
 readme.py           write the README.md of an export
 
-graph_builder.py builds graphs; rewrite.py visits them.
+graph_builder.py builds graphs; rewrite.py visits and simplifies them.
 """
 
 import os

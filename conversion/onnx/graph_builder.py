@@ -128,7 +128,7 @@ class GraphBuilder:
 
         Nodes that read the body's own weights stay, because the weights must, too (see single_graph.py), and so do
         nodes whose inputs are all initializers: ONNX Runtime folds them at load time. With two layers a step of the
-        search keeps 161 of 173 operators; for the speed see benchmarks/results/LOG.md, 2026-11-23.
+        search keeps 136 of 158 operators; for the speed see benchmarks/results/LOG.md, 2026-11-23.
 
         variables: names of the loop variables in the body
         """

@@ -16,7 +16,7 @@ from vaswani_transformer.beam_search import Constants, Memory, SearchState, Sett
 from vaswani_transformer.cached_decoder import CachedDecoder
 
 from .graph_builder import OPSET, type_without_sizes
-from .rewrite import remove_unused
+from .rewrite import simplify
 
 # Sizes of the example inputs, all different: torch.export treats equal sizes as one symbol.
 EXAMPLE_BATCH, LIVE, BEAMS, STEPS = 2, 3, 4, 5
@@ -177,7 +177,7 @@ def find_varying_axes(name: str, tensor: Tensor) -> dict[int, Any]:
 
 
 def export_module(module: nn.Module, inputs: tuple, axes: tuple) -> GraphProto:
-    """Export a module with torch.onnx.export;  axes: those of each input whose sizes vary"""
+    """Export a module with torch.onnx.export and simplify the graph;  axes: those of each input whose sizes vary"""
     # Silence notes about missing torchvision, duplicate initializers and empty attributes.
     for name in ("torch.onnx._internal.exporter._registration", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -192,5 +192,5 @@ def export_module(module: nn.Module, inputs: tuple, axes: tuple) -> GraphProto:
     # Remove source paths and memory addresses, so that the same model gives the same file.
     for part in (graph, *graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
         del part.metadata_props[:]
-    remove_unused(graph)
+    simplify(graph)
     return graph
