@@ -267,10 +267,11 @@ def test_the_check_detects_a_lost_ancestry(model: Any, graph: onnx.ModelProto, t
     steps = next(walk_graphs(graph.graph))
     made_by = {name: node for node in steps.node for name in node.output}
     table = made_by[made_by["after.bias"].input[0]]
-    assert table.op_type == "GatherElements"
-    place = list(steps.node).index(table)
-    steps.node.insert(place, onnx.helper.make_node("Sub", [table.input[1]] * 2, ["first beam"]))
-    steps.node[place + 1].input[1] = "first beam"  # all hypotheses now use its past
+    pairs = made_by[table.input[1]]
+    assert (table.op_type, pairs.op_type) == ("GatherND", "Concat")
+    place = list(steps.node).index(pairs)
+    steps.node.insert(place, onnx.helper.make_node("Sub", [pairs.input[1]] * 2, ["first beam"]))
+    pairs.input[1] = "first beam"  # all hypotheses now use its past
     onnx.save(graph, tmp_path / "model.onnx")
     with pytest.raises(ProofError, match="translations differ"):
         verify(tmp_path / "model.onnx", model)
