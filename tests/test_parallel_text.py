@@ -182,6 +182,18 @@ def test_labels_without_the_languages_are_no_pair(read, header):
         read("p.csv", f"{header}\nA man.,Ein Mann.\n")
 
 
+@pytest.mark.parametrize("row", ["{code}\t{en}\t{de}", "eng\t{en}\tdeu\t{de}", "{en}\t{code}\t{de}"])
+def test_codes_of_letters_are_no_text(read, row):
+    """Though each has a form that a word may have, a column of one word beside sentences is none."""
+    rows = [
+        row.format(code=code, en="Two dogs run.", de=f"Zwei Hunde {code}.") for code in ("abc", "fad", "ab1", "c", "d")
+    ]
+    with pytest.raises(InputError, match="p.tsv: column [12] has no text .*; name the columns in a first line"):
+        read("p.tsv", "\n".join(rows))
+    words = [("no", "nein"), ("dog", "Hund"), ("ant", "Ameise"), ("a", "ein"), ("by", "von der Seite her")]
+    assert read("p.tsv", "".join(f"{en}\t{de}\tA1\n" for en, de in words)) == words
+
+
 def test_the_header_of_joined_tables_is_no_pair(report, tmp_path):
     (tmp_path / "p.tsv").write_text("en\tde\na b\tc d\nen\tde\ne f\tg h\n")
     said = report("p.tsv")

@@ -183,6 +183,11 @@ def _find_column_without_text(samples: list[list[str]], may_repeat: bool) -> int
     for column, cells in enumerate(samples):
         if all(not cell or NO_TEXT.fullmatch(cell) or is_language(cell) for cell in cells):
             return column
+    if not may_repeat and len(samples[0]) > 4:
+        words = [sum(map(len, map(str.split, cells))) / len(cells) for cells in samples]
+        for column, cells in enumerate(samples):  # codes of letters beside sentences
+            if words[1 - column] > 2 and all(re.fullmatch("[!-~]*", cell) for cell in cells):
+                return column
     for column, cells in enumerate(samples):
         if not may_repeat and len(cells) > 2 and 10 * len(set(cells)) <= max(10, len(cells)):
             return column
