@@ -13,12 +13,11 @@ from transformers.utils import logging
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import one_line
-from vaswani_transformer.files import CONVERSION_NOTES
+from vaswani_transformer.files import CONVERSION_NOTES, write_json
 from vaswani_transformer.model_folder import CONVERSION_RECORD, NEVER, ORIGINALS
 from vaswani_transformer.search_vaswani_transformer import SearchSettings
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
-from .folder import write_toolkit_json
 from .layout import DECODER_POSITIONS, ENCODER_POSITIONS, OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET, interleave
 from .options import Reasons, show_value
 from .rename import rename_to_ours
@@ -205,7 +204,7 @@ def save_model(description: Description, model: Model, folder: Path, toolkit: st
     (folder / ORIGINALS).mkdir()
     for file in [*vocabulary.files, *description.files]:
         shutil.copyfile(file, folder / ORIGINALS / file.name)
-    write_toolkit_json(make_record(description, toolkit, checkpoint), folder / CONVERSION_RECORD)
+    write_json(folder / CONVERSION_RECORD, make_record(description, toolkit, checkpoint))
     (folder / CONVERSION_NOTES).write_text(write_notes(description, toolkit, checkpoint), encoding="utf-8")
 
 

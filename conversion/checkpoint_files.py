@@ -206,53 +206,28 @@ def check_archive(entries: list[zipfile.ZipInfo], path: Path) -> None:
         raise BrokenFileError(f"{path} has {size:,} bytes and would unpack to {unpacked:,}; it was not loaded")
 
 
-def refuse_other_archives(path: Path, names: list[str]) -> None:
-    """Raise InputError for a zip file that torch.save has not written. names: of its entries"""
-    if any(CODE_NAME.search(name) for name in names):
-        raise InputError(
-            f"{path} was not loaded, and none of it was run: it is a program of TorchScript or torch.package, which "
-            "contains code; load it with its own program and save only model.state_dict()"
-        )
-    if names and all(name.endswith(".npy") for name in names):
-        arrays = enumerate_names(name.removesuffix(".npy") for name in names)
-        raise InputError(f"{path} is not a model of Marian, the toolkit that saves .npz files: its arrays are {arrays}")
-    if names and not any(name.endswith("data.pkl") or RECORD_NAME.fullmatch(name) for name in names):
-        files = enumerate_names(name for name in names if not name.endswith("/"))
-        raise InputError(f"{path} is an archive of {files}; unpack it, and give the folder")
-
-
-def check_sums(path: Path, entries: list[zipfile.ZipInfo]) -> None:
-    """Raise BrokenFileError for a file of torch.save with an entry that does not match its checksum: torch reads none.
-
-    All checksums are 0 after `torch.serialization.set_crc32_options(False)`.
-    """
-    if not any(entry.CRC for entry in entries):
-        return
-    try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError) as error:  # also of its names
-        raise BrokenFileError(f"{path} is damaged: {one_line(str(error))}; copy it again") from None
-    if damaged is not None:
-        raise BrokenFileError(f"{path} is damaged: {damaged} does not match its checksum; copy it again")
-
-
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of an .npz file, without pickles.
 
     numpy reads as many bytes as a header says and ignores the rest, and with it the checksum: a header with another
-    type or shape would give other numbers. Raises BrokenFileError, and what zipfile and numpy raise for damaged files.
+    type or shape would give other numbers. Raises BrokenFileError.
     """
+    check_readable(path)
     arrays = {}
-    with zipfile.ZipFile(path) as archive:
-        check_archive(archive.infolist(), path)
-        for name in archive.namelist():
-            with archive.open(name) as stream:
-                arrays[name.removesuffix(".npy")] = np.lib.format.read_array(stream, allow_pickle=False)
-                if stream.read(1):
-                    raise BrokenFileError(
-                        f"{path} is damaged: {name} has more bytes than its header says; copy it again"
-                    )
+    try:
+        with zipfile.ZipFile(path) as archive:
+            check_archive(archive.infolist(), path)
+            for name in archive.namelist():
+                with archive.open(name) as stream:
+                    arrays[name.removesuffix(".npy")] = np.lib.format.read_array(stream, allow_pickle=False)
+                    if stream.read(1):
+                        raise BrokenFileError(
+                            f"{path} is damaged: {name} has more bytes than its header says; copy it again"
+                        )
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        if isinstance(error, BrokenFileError):
+            raise
+        raise BrokenFileError(f"{path} is not an .npz file of numbers ({one_line(str(error))[:200]})") from None
     return arrays
 
 
@@ -266,11 +241,22 @@ def list_records(path: Path) -> list[int] | None:
     try:
         with zipfile.ZipFile(path) as archive:
             entries = sorted(archive.infolist(), key=lambda entry: entry.header_offset)
-    except (zipfile.BadZipFile, NotImplementedError, ValueError):
-        return []  # torch reports what is wrong with it
-    check_archive(entries, path)
-    refuse_other_archives(path, [entry.filename for entry in entries])
-    check_sums(path, entries)
+            check_archive(entries, path)
+            # torch checks no sums. All are 0 after `torch.serialization.set_crc32_options(False)`.
+            damaged = archive.testzip() if any(entry.CRC for entry in entries) else None
+    except BrokenFileError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError) as error:  # also of its names
+        raise BrokenFileError(f"{path} is damaged: {one_line(str(error))}; copy it again") from None
+    if damaged is not None:
+        raise BrokenFileError(f"{path} is damaged: {damaged} does not match its checksum; copy it again")
+    names = [entry.filename for entry in entries]
+    has_tensors = any(name.endswith("data.pkl") or RECORD_NAME.fullmatch(name) for name in names)
+    if names and (not has_tensors or any(map(CODE_NAME.search, names))):
+        raise InputError(
+            f"{path} was not loaded, and none of it was run: it is an archive of {enumerate_names(names)}; unpack it "
+            "and give the folder or, if it is a program of TorchScript or torch.package, save only model.state_dict()"
+        )
     for entry, following in pairwise(entries):
         # Also true of compressed records, whose bytes torch would take for numbers.
         if entry.header_offset + entry.file_size > following.header_offset:
@@ -285,11 +271,8 @@ def check_storages(storages: list[torch.UntypedStorage], records: list[int]) -> 
     """
     # The addresses of mapped storages have the order of their records.
     found = [storage.nbytes() for storage in sorted(storages, key=lambda s: s.data_ptr()) if storage.nbytes()]
-    if len(found) != len(records):
-        raise ValueError(f"it has {len(records)} records for {len(found)} storages")
-    for size, held in zip(found, records, strict=True):
-        if size != held:
-            raise ValueError(f"a storage of {size:,} bytes has a record of {held:,}")
+    if found != records:
+        raise ValueError("its storages have other sizes than their records")
 
 
 def explain_error(error: BaseException) -> str:

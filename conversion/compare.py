@@ -7,7 +7,6 @@ model. For any toolkit, the user can give a file of logits that the toolkit comp
 import io
 import random
 import warnings
-import zipfile
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -100,14 +99,10 @@ def read_arrays(file: Path, vocabulary: Vocabulary) -> list[Tensor]:
 
     Raises InputError if an array is missing or does not fit, BrokenFileError if the file is damaged.
     """
+    content = read_npz(file)
     try:
-        content = read_npz(file)
         arrays = {name: torch.from_numpy(content[name]) for name in (*REQUIRED_ARRAYS, *MASKS) if name in content}
-    except FileNotFoundError:
-        raise InputError(f"{file}: no such file") from None
-    except BrokenFileError:
-        raise
-    except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile) as error:
+    except TypeError as error:
         raise BrokenFileError(f"{file} is not an .npz file of numbers ({one_line(str(error))[:200]})") from None
     if missing := [name for name in REQUIRED_ARRAYS if name not in arrays]:
         raise InputError(f"{file} lacks {', '.join(missing)}: --logits needs the arrays {', '.join(REQUIRED_ARRAYS)}")

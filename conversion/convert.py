@@ -1,7 +1,5 @@
 """Convert in either direction: find the checkpoint, convert it, write the folder, print a summary."""
 
-import json
-import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import fields
@@ -40,22 +38,13 @@ from .toolkits.hugging_face import find_model_type
 # Printed if they differ from the paper's model.
 SETTINGS = *SWITCHES, *"max_position_embeddings d_k d_v share_encoder_decoder_embeddings tie_word_embeddings".split()
 SEARCH = ("beam_search", *(field.name for field in fields(SearchSettings)))
-# What models of transformers have that this architecture does not, by `model_type`.
-MBART = "an mBART or BART model, which normalises its embeddings in a layer of their own"
-T5 = "a T5 model, which has relative positions and norms without a mean"
-SPARSE = "a model with sparse attention"
-SPEECH = "a speech model, whose encoder reads audio"
-OTHER_MODELS = {
-    **dict.fromkeys(("bart", "mbart", "mvp", "plbart", "blenderbot-small"), MBART),
-    **dict.fromkeys(("t5", "mt5", "umt5", "longt5", "switch_transformers"), T5),
-    **dict.fromkeys(("bigbird_pegasus", "led", "pegasus_x"), SPARSE),
-    **dict.fromkeys(("whisper", "speech_to_text", "speech_to_text_2", "speecht5", "moonshine"), SPEECH),
-    **dict.fromkeys(("seamless_m4t", "seamless_m4t_v2"), SPEECH),
-    "encoder-decoder": "an EncoderDecoderModel of two language models, such as BERT, which normalise their embeddings",
-    "vision-encoder-decoder": "a model whose encoder reads images",
-    "nllb-moe": "an NLLB model with a mixture of experts in place of feed-forward layers",
-    "prophetnet": "a ProphetNet model, which predicts several tokens at once with streams of attention",
-    "t5gemma": "a T5Gemma model, which has rotary positions and gated feed-forward layers",
+# Models of known other architectures, by a file of theirs.
+CTRANSLATE2 = "it is of CTranslate2, which runs models of other toolkits; convert the checkpoint that it was made from"
+OTHER_FILES = {
+    "*.intgemm*.bin*": "it is a quantised student of Bergamot or Firefox, whose decoder is an SSRU, no self-attention; "
+    "convert the model.npz of its teacher",
+    "*_vocabulary.*": CTRANSLATE2,
+    "model/*_vocabulary.*": CTRANSLATE2,  # in Argos Translate's packages
 }
 NO_LANGUAGES_NOTE = (
     "The model has many languages, whose tokens are unknown without the vocabulary. Put the source's id in front of "
@@ -171,9 +160,6 @@ def export_checkpoint(path: Path, out: Path, name: str) -> None:
     with create_folder(out) as new, torch.inference_mode():
         options.require({"d_k": (None,), "d_v": (None,)})  # d_model / heads
         notes = WRITERS[name](folder, new, options) or []
-        if not folder.toolkit and 0 < len(options.required) == len(options.reasons.settings):  # nothing else is wrong
-            keys = " ".join(f"--model.{key} {json.dumps(value)}" for key, value in options.required.items())
-            options.reasons.add_setting(f"a model that is trained with {keys} can be".replace('"', ""))
         options.reasons.raise_if_any()  # the folder is deleted
         forced = folder.model.generation_config.forced_bos_token_id
         if forced is not None and not name.startswith("hf-"):  # transformers has the same setting
@@ -227,12 +213,7 @@ def explain_content(path: Path, content: Any) -> str:
     """
     if path.suffix == ".onnx":
         return ": it is an ONNX file, which has no names of weights; convert the checkpoint that it was exported from"
-    names = find_names(content)
-    if any("weight_ih_l" in name for name in names):
-        return ": it has recurrent layers (LSTM or GRU)"
-    if any("encoder" in name for name in names) and not any(re.search(r"dec.*\d", name) for name in names):
-        return ": it has an encoder without decoder layers"
-    if names:
+    if names := find_names(content):
         return f": its tensors have the names of no known model ({enumerate_names(names)})"
     return "; give a model folder, or the folder or file of a checkpoint"
 
@@ -247,24 +228,14 @@ def find_names(content: Any) -> list[str]:
 
 def refuse_other_models(folder: Path) -> None:
     """Raise InputError for a folder with a model of a known other architecture."""
-    file = next(folder.glob("*.intgemm*.bin*"), None)
-    if file is not None:
-        raise InputError(
-            f"{file} cannot be converted: it is a quantised student of Bergamot or Firefox, whose decoder is an SSRU, "
-            "not self-attention; convert the model.npz of its teacher"
-        )
-    inside = folder / "model" if (folder / "model" / "model.bin").exists() else folder  # in Argos Translate's packages
-    if (inside / "model.bin").exists() and any(inside.glob("*_vocabulary.*")):
-        raise InputError(
-            f"{folder} cannot be converted: it is a model of CTranslate2, which runs models of other toolkits; convert "
-            "the checkpoint that it was made from"
-        )
+    for pattern, reason in OTHER_FILES.items():
+        if (file := next(folder.glob(pattern), None)) is not None:
+            raise InputError(f"{file} cannot be converted: {reason}")
     kind = find_model_type(folder / "config.json")
     if kind not in (None, MODEL_TYPE, *CONVERTIBLE_TYPES):
-        what = OTHER_MODELS.get(kind, f"a model of type {kind!r}")
         raise InputError(
-            f"{folder} cannot be converted: config.json describes {what}; of transformers' models, {READ_MODELS} can "
-            "be converted"
+            f"{folder} cannot be converted: config.json describes a model of type {kind!r}; of transformers' models, "
+            f"{READ_MODELS} can be converted"
         )
 
 

@@ -1,6 +1,5 @@
 """Read a model folder, to convert its model to another toolkit's format."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,10 @@ from vaswani_transformer.loading import as_dtype, load_model
 from vaswani_transformer.model_folder import CONVERSION_RECORD, NEVER, ORIGINALS, ModelFolder
 
 from .layout import OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET, Sinusoids, concatenate
-from .options import Reasons, show_value
 from .vocabulary import SIDES
 
 # In CONVERSION_RECORD: "toolkit", its name; "file", the checkpoint's name; "options", what converting it back needs:
 # `Description.kept`, the numbers of the toolkit's tokens (source_tokens, target_tokens) and the checkpoint's dtype.
-
-
-def write_toolkit_json(content: Mapping[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 class OurModel:
@@ -48,9 +42,11 @@ class OurModel:
             try:
                 content = read_json_object(file, "options")
                 self.toolkit, self.kept = str(content["toolkit"]), {**content["options"]}
-                self.rows = {side: self.read_rows(side, rows) for side, rows in self.rows.items()}
-                if self.config.share_encoder_decoder_embeddings and self.rows["source"] != self.rows["target"]:
-                    raise ValueError("source_tokens and target_tokens differ, but share their embeddings")
+                rows = {side: self.kept.get(f"{side}_tokens", largest) for side, largest in self.rows.items()}
+                fit = [type(count) is int and 0 < count <= self.rows[side] for side, count in rows.items()]
+                if not all(fit) or (self.config.share_encoder_decoder_embeddings and len({*rows.values()}) > 1):
+                    raise ValueError(f"source_tokens and target_tokens are {rows}; the model has {self.rows}")
+                self.rows = rows
                 as_dtype(self.kept.get("dtype"))
             except (ValueError, KeyError, TypeError, OverflowError) as error:
                 raise BrokenFileError(f"{file} is not a record of a conversion ({error})") from None
@@ -58,13 +54,6 @@ class OurModel:
     def keep_all_rows(self) -> None:
         """Treat the special tokens and aliases that were added for our model as part of the vocabulary."""
         self.rows: dict[str, int] = {"source": self.config.vocab_size, "target": self.config.decoder_vocab_size}
-
-    def read_rows(self, side: str, largest: int) -> int:
-        """Return the number of the toolkit's tokens in conversion.json. Raises ValueError."""
-        rows = self.kept.get(f"{side}_tokens", largest)
-        if type(rows) is not int or not 0 < rows <= largest:
-            raise ValueError(f"{side}_tokens: {show_value(rows)}; it must be an integer from 1 to {largest}")
-        return rows
 
     def check_excluded(self) -> None:
         """Raise InputError if target tokens that are not written can be generated.
@@ -79,14 +68,6 @@ class OurModel:
                 f"{self.path / CONVERSION_RECORD} counts {rows} target tokens; {len(lost)} more that the model can "
                 f"generate, from id {rows + int(lost[0])} on, would be lost; remove this file to write all tokens, "
                 "which marian and hf-prenorm cannot"
-            )
-
-    def check_forced_token(self, reasons: Reasons) -> None:
-        """Add a reason if generation_config.json, which may have been edited, forces a token that is not written."""
-        forced, rows = self.model.generation_config.forced_bos_token_id, self.rows["target"]
-        if forced is not None and forced >= rows:
-            reasons.add_setting(
-                f"forced_bos_token_id of generation_config.json is {forced}; the ids go up to {rows - 1}"
             )
 
     def has_tokenizer(self) -> bool:

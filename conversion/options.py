@@ -49,13 +49,11 @@ class Options(dict[str, Any]):
     """The options by name. The methods add unsupported ones to `reasons`.
 
     as_flags: whether users know them as options of a command line: messages say `--name value`, not `name is value`
-    required: for each option whose value `require` has refused, a supported value
     """
 
     def __init__(self, values: Mapping[str, Any], reasons: Reasons, as_flags: bool = False):
         super().__init__(values)
         self.reasons, self.as_flags = reasons, as_flags
-        self.required: dict[str, Any] = {}
 
     def show(self, name: str) -> str:
         """Return the option with its value, for a message."""
@@ -77,7 +75,6 @@ class Options(dict[str, Any]):
                 if name in self and self[name] not in values:
                     choices = " or ".join(map(show_value, dict.fromkeys(values)))
                     self.reasons.add_setting(f"{self.show(name)} (supported: {choices})")
-                    self.required[name] = values[0]
 
     def require_equal(self, first: str, second: str, missing: Any = None) -> None:
         """Check that two options agree; `missing` is the value of an option that is not given."""

@@ -104,18 +104,13 @@ class SentencePieceModel:
         lacks as one unknown piece; toolkits look that piece up too, so a token of the other side is found if such a run
         is all of it. Language tokens stay whole in any text.
         """
-        if self.kind not in (UNIGRAM, BPE):
-            raise InputError(f"{self.path}: only SentencePiece's unigram and bpe models can become a tokenizer.json")
-        if not self.spaces_are_prefixes:
-            raise InputError(
-                f"{self.path}: its pieces end in spaces (treat_whitespace_as_suffix), which a tokenizer.json cannot "
-                "represent"
-            )
-        if self.changes_decoded_text:
-            raise InputError(
-                f"{self.path}: it changes decoded text by rules (denormalization_rule_tsv), which a tokenizer.json "
-                "cannot represent"
-            )
+        for is_unsupported, what in (
+            (self.kind not in (UNIGRAM, BPE), "it is no unigram or bpe model"),
+            (not self.spaces_are_prefixes, "its pieces end in spaces (treat_whitespace_as_suffix)"),
+            (self.changes_decoded_text, "it changes decoded text by rules (denormalization_rule_tsv)"),
+        ):
+            if is_unsupported:
+                raise InputError(f"{self.path}: {what}, which a tokenizer.json cannot represent")
         ids = vocabulary.ids(side)
         special = vocabulary.special_tokens(side)
         matchable = {

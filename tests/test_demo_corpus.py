@@ -1,13 +1,11 @@
-"""The embedded corpus: its split, its spelling, and the command that writes it as files."""
+"""The embedded corpus: its split and its spelling."""
 
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from training.demo_corpus import SPLITS, load
-from training.demo_corpus.__main__ import main
 
 ROWS = [row for split in SPLITS for row in load(split)]
 
@@ -33,19 +31,3 @@ def test_words_of_the_test_set_occur_in_training():
     tested = {word for _, english, _ in load("test") for word in re.findall(r"[a-zü]+", english.lower())}
     assert len(tested) > 300
     assert tested <= trained
-
-
-def test_the_command_writes_parallel_files(tmp_path: Path, capsys):
-    main([str(tmp_path / "corpus")])
-    assert "9 files" in capsys.readouterr().out
-    for split in SPLITS:
-        paths = [tmp_path / "corpus" / f"{split}.{suffix}" for suffix in ("kinds", "en", "de")]
-        columns = [path.read_text(encoding="utf-8").splitlines() for path in paths]
-        assert list(zip(*columns, strict=True)) == load(split)
-    assert not list(tmp_path.rglob("*.tmp"))
-
-
-def test_a_file_instead_of_a_folder_is_refused(refused, tmp_path: Path):
-    (tmp_path / "corpus").write_text("mine")
-    assert "is not a folder" in refused(main, [tmp_path / "corpus"])
-    assert (tmp_path / "corpus").read_text() == "mine"

@@ -50,7 +50,7 @@ def test_the_wheel_is_one_package_with_programs_and_data(wheel):
     inside = "vaswani_transformer/training"
     assert {f"{inside}/__main__.py", f"{inside}/recipes/demo.yaml"} <= names
     corpus = {Path(name).name for name in names if name.startswith(f"{inside}/demo_corpus/")}
-    assert corpus == {"__init__.py", "__main__.py", "README.md", "en-de.tsv.gz"}
+    assert corpus == {"__init__.py", "README.md", "en-de.tsv.gz"}
     results = {Path(name).suffix for name in names if name.startswith(f"{inside}/results/")}
     assert results == {".csv"}  # model cards quote the tables; logs and pictures are as large as all the rest
 

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from itertools import chain, compress, islice
@@ -191,17 +191,12 @@ def load_corpus(
         rules["target tokenizer"] = tokenizer_sha256(target_tokenizer)
     key = hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16]
     folder = cache / key
-    while folder.exists():
-        with suppress(FileNotFoundError):  # another run may remove it meanwhile
-            found = folder.stat()
-            try:
-                return open_corpus(folder)
-            except BrokenFileError as error:
-                say(f"{error}; tokenising again")
-                now = folder.stat()
-                # Not the one that a run that shares the cache has put in its place, perhaps with the same inode.
-                if (found.st_ino, found.st_ctime_ns) == (now.st_ino, now.st_ctime_ns):
-                    remove_folder(folder, "ask its owner to remove it, or choose another --cache")
+    if folder.exists():
+        try:
+            return open_corpus(folder)
+        except BrokenFileError as error:
+            say(f"{error}; tokenising again")
+            remove_folder(folder, "ask its owner to remove it, or choose another --cache")
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as temporary:
@@ -240,13 +235,10 @@ class Findings:
     dropped: dict[str, Lines] = field(
         default_factory=lambda: {reason: Lines() for reason in ("empty", "missing", "too long", "length ratio")}
     )
-    joined: Lines = field(default_factory=Lines)  # pairs with a line break inside a text
     same: Lines = field(default_factory=Lines)  # kept pairs with the same text on both sides
 
     def __str__(self) -> str:
-        report = "".join(f"; dropped {d.count} {reason} ({d})" for reason, d in self.dropped.items() if d.count)
-        joined = self.joined
-        return report + (f"; replaced line breaks by spaces in {joined.count} ({joined})" if joined.count else "")
+        return "".join(f"; dropped {d.count} {reason} ({d})" for reason, d in self.dropped.items() if d.count)
 
 
 class Part(NamedTuple):
@@ -326,12 +318,11 @@ def tokenise(
         "tokens": {"source": source_tokens, "target": target_tokens},
         "dtype": dtype.name,
         "dropped": {reason: asdict(lines) for reason, lines in findings.dropped.items()},
-        "joined": asdict(findings.joined),
     }
 
 
 def _select_pairs(chunk: list[Pair], settings: TextSettings, findings: Findings, prefix: str) -> Part:
-    """Return the pairs of a chunk to tokenise, and add the dropped and the changed ones to the findings.
+    """Return the pairs of a chunk to tokenise, and add the dropped ones to the findings.
 
     prefix: of line numbers
     """
@@ -342,13 +333,10 @@ def _select_pairs(chunk: list[Pair], settings: TextSettings, findings: Findings,
         if source is None or target is None:
             dropped["missing"].add(line)
             continue
-        source, target = source.strip(), target.strip()
+        source, target = join_lines(source), join_lines(target)
         if not source or not target:
             dropped["empty"].add(line)
             continue
-        if "\n" in source or "\r" in source or "\n" in target or "\r" in target:
-            source, target = join_lines(source), join_lines(target)
-            findings.joined.add(line)
         if len(source) > longest or len(target) > longest:
             dropped["too long"].add(line)
             continue

@@ -20,7 +20,7 @@ from vaswani_transformer.exit import exit_cleanly, print_error, signal_handlers
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.programs import safe_environment
 
-from .demo_corpus.__main__ import write_parallel_text
+from . import demo_corpus
 
 SENTENCE_KINDS = ("statement", "question", "negation", "inversion", "subordinate", "perfect", "date", "price")
 EXPORT_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
@@ -88,7 +88,11 @@ def demo(
 def write_corpus(folder: Path) -> list[tuple[str, str, str]]:
     """Write the bundled corpus as text; return the test set as (kind, English, German)."""
     corpus = folder / "corpus"
-    write_parallel_text(corpus)
+    corpus.mkdir(exist_ok=True)
+    for split in demo_corpus.SPLITS:
+        columns = zip(*demo_corpus.load(split), strict=True)
+        for suffix, lines in zip(("kinds", "en", "de"), columns, strict=True):
+            (corpus / f"{split}.{suffix}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return list(zip(*(read_lines(corpus / f"test.{column}") for column in ("kinds", "en", "de")), strict=True))
 
 

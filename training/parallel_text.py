@@ -196,8 +196,6 @@ def text_lines(texts: list[ParallelText]) -> Iterator[str]:
 
 def open_two_files(settings: TextSettings, name: str) -> ParallelText:
     """Open two files whose lines n are translations of each other."""
-    if name == "-":
-        raise InputError(f"a corpus cannot be read from stdin; use {FILE_FORMATS}")
     if "," in name:
         names = [part.strip() for part in name.split(",")]
         if len(names) != 2:
@@ -355,12 +353,8 @@ def _corpus_name(settings: TextSettings, file: str) -> str:
 
 
 def _files_named(settings: TextSettings, name: str) -> list[Path]:
-    """Return the files of this name, plain and .gz. Raises InputError for a pipe (`<(...)`) or a device."""
-    paths = [Path(settings.data or "", each) for each in (name, f"{name}.gz")]
-    for path in paths:
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise InputError(f"{path} is a pipe or a device, which cannot be read several times; write it to a file")
-    return [path for path in paths if path.is_file()]
+    """Return the files of this name, plain and .gz."""
+    return [path for each in (name, f"{name}.gz") if (path := Path(settings.data or "", each)).is_file()]
 
 
 # ---- tables -----------------------------------------------------------------------------------------------------
@@ -497,10 +491,6 @@ def _load_split(settings: TextSettings, split: str) -> tuple[Any, str, tuple[Pat
     name = cast(str, settings.dataset)
     config, revision = settings.dataset_config, settings.dataset_revision
     is_saved = Path(name).is_dir() and any((Path(name) / f).exists() for f in ("dataset_dict.json", "state.json"))
-    if is_saved and config is not None:
-        raise InputError(f"dataset_config: {name} was made by save_to_disk and has no configurations; set it to null")
-    if Path(name).is_dir() and revision is not None:
-        raise InputError(f"dataset_revision: {name} is a folder, and only the Hub has revisions; set it to null")
     fingerprint = ""
     try:
         if is_saved:

@@ -15,10 +15,10 @@ from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwar
 from torch import distributed
 from torch.distributed import DistError
 
-from vaswani_transformer.errors import InputError, UnavailableError
+from vaswani_transformer.errors import InputError, UnavailableError, one_line
 from vaswani_transformer.exit import print_error
 
-from .machine import choose_precision, this_device
+from .machine import choose_precision
 from .recipe import differences, nearest
 from .recipe_options import say_once
 
@@ -55,17 +55,10 @@ def make_accelerator(
                 ],
             )
     except (ValueError, ImportError, DistError, RuntimeError) as error:
-        places = ["mixed_precision", "trackers"]
-        if chosen:
-            places.append(f"a variable of Accelerate ({show(chosen)})")
-        if launched:
-            places.append(
-                f"what another launcher has set ({show(launched)}; unset {' '.join(launched)} for one process)"
-            )
         kind = InputError if isinstance(error, ValueError) else UnavailableError
-        raise kind(f"{' or '.join(places)}: {' '.join(str(error).split())}") from error
-    if (device := accelerator.device).type not in ("cpu", this_device().type):
-        raise UnavailableError(f"ACCELERATE_TORCH_DEVICE is {device}; torch has no such device here: unset it")
+        variables = show(launched | chosen)
+        hint = f", or a variable ({variables}; unset those of another launcher)" if variables else ""
+        raise kind(f"mixed_precision, trackers{hint}: {one_line(str(error))}") from error
     return accelerator
 
 

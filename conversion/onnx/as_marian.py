@@ -12,10 +12,9 @@ from typing import Literal
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.files import read_json_object
+from vaswani_transformer.files import read_json_object, write_json
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 
-from ..folder import write_toolkit_json
 from ..toolkits.hugging_face import make_generation_settings
 
 Library = Literal["transformers.js", "optimum"]
@@ -51,5 +50,5 @@ def arrange_as_marian(folder: Path, model: Model, precision: str, library: Libra
     # The class of transformers 5 is unknown to transformers 4. This one would also return token_type_ids.
     tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
     for name, changed in {"config.json": marian, "tokenizer_config.json": tokenizer}.items():
-        write_toolkit_json(read_json_object(folder / name) | changed, folder / name)
-    write_toolkit_json(make_generation_settings(model, num_beams=1), folder / "generation_config.json")
+        write_json(folder / name, read_json_object(folder / name) | changed)
+    write_json(folder / "generation_config.json", make_generation_settings(model, num_beams=1))

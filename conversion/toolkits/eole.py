@@ -19,7 +19,7 @@ from ..rename import Rule, expand_layers, expand_table, find_first, select_weigh
 from ..segmentation import add_tokenizers
 from ..toolkit import Description, register_reader
 from ..vocabulary import Vocabulary, join_sides
-from .opennmt_py import RATES, read_tokens, refuse_by_name
+from .opennmt_py import RATES, read_tokens
 
 EPSILON, OLD_EPSILON = 1e-5, 1e-6
 EPSILON_ASSUMED = (
@@ -94,9 +94,6 @@ def read(path: Path, reasons: Reasons) -> Description:
     content = read_json_object(path, "model", "training", "inference")
     options = Options(flatten_options(content["model"] | {"training": content.get("training")}), reasons)
     options.require({"architecture": ("transformer",)})
-    positions = [options.get(f"{place}position_encoding_type") for place in PLACES]
-    is_gated = any(str(options.get(place + "mlp_activation_fn")).startswith("gated-") for place in PLACES)
-    refuse_by_name(reasons, positions, is_gated)
     options.require({place + name: values for place in PLACES for name, values in SUPPORTED.items()})
     options.require({}, " ".join(place + name for place in PLACES for name in OFF))
     eps_is_known = any(place + "norm_eps" in options for place in PLACES)

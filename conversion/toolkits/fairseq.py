@@ -73,8 +73,6 @@ LAYER = {
 LAYERS = dict.fromkeys(STACKS, LAYER)
 # Models of other kinds, such as LSTMs, convolutions and language models, lack one of these.
 PARTS = ("encoder.layers.0.self_attn", "decoder.layers.0.self_attn", "decoder.layers.0.encoder_attn")
-# The first two kinds predict lengths and insertions; the third is insertion_transformer.
-NOT_AUTOREGRESSIVE = ("decoder.embed_length.weight", "decoder.embed_mask_ins.weight", "decoder.pool_out.weight")
 EMBEDDINGS = {"encoder.embed_tokens.weight": SOURCE, DECODER_EMBEDDING: TARGET, OUTPUT_PROJECTION: OUTPUT}
 LEARNED = {"{encoder,decoder}.embed_positions.weight": POSITIONS}
 NOTES = [
@@ -112,7 +110,10 @@ def read(path: Path, reasons: Reasons) -> Description:
     """Describe a checkpoint_*.pt file and the dictionaries next to it."""
     checkpoint = load_checkpoint(path)
     options = Options(read_options(checkpoint), reasons, as_flags=True)
-    check_architecture(checkpoint["model"], options, reasons)
+    if missing := [part for part in PARTS if not any(str(name).startswith(part) for name in checkpoint["model"])]:
+        architecture = show_value(options.get("arch") or options.get("_name"))
+        reasons.add_setting(f"its architecture {architecture} has no {' and no '.join(missing)}")
+        reasons.raise_if_any()
     languages = options.get("lang_pairs") is not None
     options.require({"activation_fn": tuple(ACTIVATIONS)}, f"{OFF} {OFF_WITH_LANGUAGES}" if languages else OFF)
     config = options.read_sizes(SIZES)
@@ -156,17 +157,6 @@ def read(path: Path, reasons: Reasons) -> Description:
         in_source=in_source,
         kept=kept,
     )
-
-
-def check_architecture(model: Mapping[Any, Any], options: Options, reasons: Reasons) -> None:
-    """Raise the reasons if the tensors are those of another architecture, by its name."""
-    architecture = f"its architecture {show_value(options.get('arch') or options.get('_name'))}"
-    missing = [part for part in PARTS if not any(str(name).startswith(part) for name in model)]
-    if missing:
-        reasons.add_setting(f"{architecture} has no {' and no '.join(missing)}")
-    elif not model.keys().isdisjoint(NOT_AUTOREGRESSIVE):
-        reasons.add_setting(f"{architecture} does not produce one token after the other (it is non-autoregressive)")
-    reasons.raise_if_any()
 
 
 def read_options(checkpoint: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,14 +28,14 @@ from transformers import (
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import BrokenFileError, one_line
-from vaswani_transformer.files import read_json_object
+from vaswani_transformer.files import read_json_object, write_json
 from vaswani_transformer.modeling_vaswani_transformer import searches_as_transformers
 from vaswani_transformer.search_vaswani_transformer import ONLY_IN_GENERATE, REPETITION, SearchSettings
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenizer_files import TOKENIZER_FILES
 
 from ..checkpoint_files import find_file, load_shards, require_file
-from ..folder import OurModel, write_toolkit_json
+from ..folder import OurModel
 from ..layout import CONCATENATED, OUTPUT, OUTPUT_BIAS, POSITIONS, SOURCE, TARGET, TENSOR2TENSOR, Sinusoids
 from ..options import MAX_SIZE, RATES, Options, Reasons, expand, map_fields, show_value
 from ..rename import Rule, expand_layers, expand_table, find_first, rename_to_theirs, select_weights
@@ -392,7 +392,6 @@ def write_marian(folder: OurModel, out: Path, options: Options) -> None:
         folder.keep_all_rows()
     elif not folder.kept.get("scale_embedding", True):
         options.reasons.add_setting("the embeddings were divided by sqrt(d_model) when they were converted")
-    folder.check_forced_token(options.reasons)
     ours = folder.tensors(CONCATENATED)
     tensors = rename_to_theirs(make_layer_rules(config.to_dict()), ours)
     separate = {ENCODER_EMBEDDING: ours[SOURCE], DECODER_EMBEDDING: ours[TARGET]}
@@ -401,14 +400,12 @@ def write_marian(folder: OurModel, out: Path, options: Options) -> None:
         tensors["lm_head.weight"] = ours[OUTPUT].clone()  # which may equal the decoder's embedding
     tensors["final_logits_bias"] = ours.get(OUTPUT_BIAS, torch.zeros(len(ours[TARGET]))).reshape(1, -1)
     save_file(folder.in_saved_dtype(tensors), out / "model.safetensors", metadata={"format": "pt"})
-    write_toolkit_json(
-        make_generation_settings(folder.model, rows=folder.rows["target"]), out / "generation_config.json"
-    )
+    write_json(out / "generation_config.json", make_generation_settings(folder.model, rows=folder.rows["target"]))
     if was_hf_marian:
-        write_toolkit_json(folder.kept["config"], out / "config.json")
+        write_json(out / "config.json", folder.kept["config"])
         return
     sizes = {"vocab_size": len(ours[SOURCE]), "decoder_vocab_size": len(ours[TARGET])}
-    write_toolkit_json(make_marian_config(config) | sizes, out / "config.json")
+    write_json(out / "config.json", make_marian_config(config) | sizes)
     # MarianTokenizer needs SentencePiece models; AutoTokenizer also loads tokenizer.json, from two folders if the sides
     # have different ones.
     for name in (*TOKENIZER_FILES, *(f"{TARGET_TOKENIZER}/{name}" for name in TOKENIZER_FILES)):

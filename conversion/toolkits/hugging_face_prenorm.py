@@ -21,11 +21,11 @@ from transformers import (
 from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB_LANGUAGE_CODES
 
-from vaswani_transformer.files import read_json_object
+from vaswani_transformer.files import read_json_object, write_json
 from vaswani_transformer.sentences_vaswani_transformer import LANGUAGE_TOKEN
 
 from ..checkpoint_files import find_file
-from ..folder import OurModel, write_toolkit_json
+from ..folder import OurModel
 from ..layout import CONCATENATED, OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, TENSOR2TENSOR
 from ..options import Options, Reasons
 from ..rename import FINAL_NORM, Rule, expand_table, rename_to_theirs
@@ -226,8 +226,6 @@ def write(folder: OurModel, out: Path, options: Options) -> None:
     bias = ours.get(OUTPUT_BIAS, torch.zeros(len(ours[OUTPUT])))
     if kind == M2M100 and bias.any():
         reasons.add_setting("the output layer has a bias (output_bias)")
-    folder.check_forced_token(reasons)
-    check_forced_language(folder, reasons)
     reasons.raise_if_any()
 
     rules = [*make_layer_rules(config.to_dict()), *FINAL_NORMS, *(TABLES if learned else [])]
@@ -238,26 +236,9 @@ def write(folder: OurModel, out: Path, options: Options) -> None:
     if kind != M2M100:
         tensors[LOGITS_BIAS] = bias.reshape(1, -1)
     save_file(folder.in_saved_dtype(tensors), out / "model.safetensors", metadata={"format": "pt"})
-    write_toolkit_json(kept["config"], out / "config.json")
-    write_toolkit_json(
-        make_generation_settings(folder.model, rows=folder.rows["target"]), out / "generation_config.json"
-    )
+    write_json(out / "config.json", kept["config"])
+    write_json(out / "generation_config.json", make_generation_settings(folder.model, rows=folder.rows["target"]))
     # The tokenizer puts the token of this language in front of sources, whichever one it had before.
     languages = {"src_lang": kept.get("source_lang"), "tgt_lang": kept.get("target_lang")}
     languages = {name: language for name, language in languages.items() if language}
-    write_toolkit_json(kept["tokenizer_config"] | languages, out / TOKENIZER_SETTINGS)
-
-
-def check_forced_language(folder: OurModel, reasons: Reasons) -> None:
-    """Add a reason if generation_config.json, which may have been edited, forces the token of another language.
-
-    The written tokenizer has the target language of the conversion.
-    """
-    forced, language = folder.model.generation_config.forced_bos_token_id, folder.kept.get("target_lang")
-    if forced is None or not language or not folder.has_tokenizer():
-        return
-    if forced != (first := folder.tokenizer("target").encode("a").ids[0]):
-        reasons.add_setting(
-            f"forced_bos_token_id of generation_config.json is {forced}, but the token of {language}, for which the "
-            f"model was converted, is {first}; convert it again for another language"
-        )
+    write_json(out / TOKENIZER_SETTINGS, kept["tokenizer_config"] | languages)

@@ -5,7 +5,7 @@ The sinusoids are the paper's or, with "SinusoidalConcat", tensor2tensor's. Sour
 
 import argparse
 import glob
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,6 @@ SUPPORTED = {name: (value,) for name, value in FIXED.items() if name != "lambda_
     "position_encoding_type": tuple(SINUSOIDS),
     "pos_ffn_activation_fn": ("relu", "gelu"),
 }
-GATED = ("silu", "gated-gelu")  # with this pos_ffn_activation_fn, the feed-forward layers have a gate
-OTHER_POSITIONS = {"Rotary", "Alibi", "Relative"}
 RATES = ("dropout", "attention_dropout", "dropout")  # of sub-layers, attention weights and activations
 SIZES = {
     "hidden_size": "d_model",
@@ -123,9 +121,6 @@ def read(path: Path, reasons: Reasons) -> Description:
     """Describe a .pt file, whose tensors may be in .safetensors files next to it."""
     checkpoint = load_checkpoint(path)
     options = Options(vars(checkpoint["opt"]), reasons, as_flags=True)
-    relative = options.get("max_relative_positions")
-    positions = {-1: "Rotary", -2: "Alibi"}.get(relative, "Relative") if relative else "Sinusoidal"
-    refuse_by_name(reasons, [positions], options.get("pos_ffn_activation_fn") in GATED)
     options.require(SUPPORTED, OFF)
     for name, old_names in OLD_NAMES.items():
         options.setdefault(name, next((options[old] for old in old_names if old in options), None))
@@ -156,18 +151,6 @@ def read(path: Path, reasons: Reasons) -> Description:
         "decoder_start_token": vocabulary.target[vocabulary.start_id],
     }
     return Description(tensors, rules, config, vocabulary, SINUSOIDS[encoding], notes=NOTES, kept=kept)
-
-
-def refuse_by_name(reasons: Reasons, positions: Iterable[Any], is_gated: bool) -> None:
-    """Raise the reasons if a model of OpenNMT-py or eole has rotary or relative positions, ALiBi, or a gate.
-
-    positions: the kinds of positions in the model, by eole's names
-    """
-    for kind in OTHER_POSITIONS & set(positions):
-        reasons.add_setting(f"its positions are {kind}, inside the attention (supported: sinusoids)")
-    if is_gated:
-        reasons.add_setting("its feed-forward layers have a gate (not supported)")
-    reasons.raise_if_any()
 
 
 def read_weights(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from training.evaluate import EvaluationText
 from training.parallel_text import open_texts
-from training.recipe import NO_DATASET, Recipe, load_recipe
+from training.recipe import Recipe, load_recipe
 from training.scores import corpus_bleu
 from vaswani_transformer.lines import remove_line_breaks
 
@@ -21,7 +21,7 @@ from .comparison import LONG_STEPS, Variant, train_and_load, train_models
 
 PAIRS = (1000, 3000, 10_000, 29_000)
 # Recipe keys for the files that `write_first_pairs` writes, whatever the source of the text.
-FILES = NO_DATASET | {"train": "train", "validation": "val"}
+FILES = {"dataset": "null", "train": "train", "validation": "val"}
 
 
 def measure_small_data(setting: Setting) -> Measurements:
