@@ -478,6 +478,26 @@ def test_a_cache_with_fewer_pairs_than_it_records_is_tokenised_again(tmp_path, l
     assert len(corpus) == 4 and "tokenising again" in said[0]
 
 
+def test_two_runs_that_find_the_same_damage_tokenise_once(tmp_path, tokenizer, recipe_for, load):
+    """The second run has read the damaged cache when the first one replaces it, and must not remove the new one."""
+    write_both(tmp_path)
+    load()
+    (folder,) = (tmp_path / "cache").iterdir()
+    (folder / "source.ids").write_bytes(b"")
+    first, second = [], []
+
+    def say(line):
+        second.append(line)
+        if "altered" in line:
+            first.append(load())
+
+    recipe = recipe_for()
+    corpus = load_corpus(open_texts(recipe, ["train"]), tokenizer, recipe, tmp_path / "cache", say)
+    ((of_first, said),) = first
+    assert ["tokenising again" in line for line in said] == [True, False]
+    assert len(second) == 1 and corpus.sha256 == of_first.sha256
+
+
 def test_a_text_that_grows_while_it_is_read_is_refused(tmp_path, tokenizer, recipe_for):
     write_both(tmp_path)
     recipe = recipe_for(vocab_size=280)
@@ -640,6 +660,8 @@ def test_a_table_row_without_a_target_is_named_by_line(tmp_path, load):
         ({}, "train", re.escape("/train.en: no such file (nor train.en.gz)")),
         ({"data": None}, "train", re.escape("train.en: no such file (nor train.en.gz); give --data FOLDER")),
         ({"data": "nowhere"}, "train", "there is no folder nowhere"),
+        ({}, "/dev/null,train.de", "/dev/null is a pipe or a device, which cannot be read several times"),
+        ({}, "/dev/null", "^/dev/null is a pipe or a device"),  # as `<(paste a b)` is
         ({"data": "embedded", "target_language": "fr"}, "test", r"is English and German \(en, de\), not en to fr"),
     ],
 )

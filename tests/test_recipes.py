@@ -1,6 +1,7 @@
 """training/recipe.py and the shipped recipes: values are applied as written, and errors name the key."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -60,9 +61,9 @@ def test_flags_override_the_file_and_model_fields():
     assert load_recipe("multi30k_en_de", {"mixed_precision": "no"}).mixed_precision == "no"  # YAML reads `no` as false
     with pytest.raises(InputError, match="'7' is not an option; write `--key value`, such as --data FOLDER$"):
         parse_options(["7"])
-    with pytest.raises(InputError, match=r"given twice; give it once, with several names as one list: '\[a, b\]'"):
+    with pytest.raises(InputError, match=r"--train is given twice; several names are one list: --train '\[a, b\]'"):
         parse_options(["--train", "a", "--train=b"])
-    with pytest.raises(InputError, match="--max_steps is given twice; give it once"):
+    with pytest.raises(InputError, match="--max-steps is given twice; give it once$"):
         parse_options(["--max_steps", "1", "--max-steps", "2"])
     with pytest.raises(InputError, match="^--average-last: average_last is 9; it must be at most"):
         load_recipe("multi30k_en_de", {"average-last": "9"})
@@ -97,7 +98,9 @@ def test_the_recipe_sets_the_number_of_processes(tmp_path):
         ({"save_steps": "9"}, "^--save_steps: unknown key; did you mean 'save_every'[?] Steps between checkpoints"),
         ({"resume": None}, "^--resume: unknown key; did you mean 'output_dir'[?] .*; the same command resumes it"),
         ({"max_steps": None}, "--max_steps needs a value"),
-        ({"output_dir": ""}, "^--output_dir is ''; it must have at least 1 character$"),
+        ({"output_dir": ""}, "^--output_dir is empty; give a value$"),
+        ({"learning_rate": ""}, "^--learning_rate is empty; give a value, or null for none$"),
+        ({"model.dropout": " "}, "^--model.dropout is empty; give a value$"),
         ({"max_steps": "many"}, "--max_steps is 'many'; it must be a valid integer$"),
         ({"overwrite": "maybe"}, "--overwrite is 'maybe'; it must be a valid boolean$"),
         ({"model": "d_model=3"}, "--model is 'd_model=3'; it must be a table, such as {dropout: 0.3}$"),
@@ -115,6 +118,16 @@ def test_the_recipe_sets_the_number_of_processes(tmp_path):
         ({"average_last": "6"}, r"average_last is 6; it must be at most 5 \(keep\)"),
         ({"seed": "1", "seed.x": "1"}, "--seed.x: seed is 1, not a table"),
         ({"data": "a", "dataset": "b"}, "data and dataset are both given"),
+        (
+            {"data": "a", "streaming": "true"},
+            "streaming is true without a dataset; set dataset, or leave streaming out",
+        ),
+        ({"data": "a", "dataset_config": "de-en"}, "^--dataset_config: dataset_config is 'de-en' without a dataset"),
+        ({"data": "a", "dataset_revision": "v1"}, "^--dataset_revision: dataset_revision is 'v1' without a dataset"),
+        (
+            {"learning_rate": "1e-3", "learning_rate_factor": "2"},
+            "learning_rate_factor is 2.0, but learning_rate 0.001",
+        ),
         ({"model": "{dropout: 0, dropout: 1}"}, "is not YAML: line 1 gives dropout a second time"),
         ({"train": "[1"}, r"--train '\[1' is not YAML"),
         ({"tokens_per_step": "4095"}, "max_length 256 does not fit into a micro-batch of 511 tokens"),
@@ -188,6 +201,9 @@ def test_a_missing_recipe_is_named(tmp_path):
         load_recipe("multi30k_en_dd")
     with pytest.raises(InputError, match="no such recipe file"):
         load_recipe(str(tmp_path / "mine.yaml"))
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(InputError, match=f"^{tmp_path}/pipe.yaml is a pipe or a device, which cannot be read twice"):
+        load_recipe(str(tmp_path / "pipe.yaml"))
 
 
 def test_recipes_are_listed_and_shown(capsys):

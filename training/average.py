@@ -12,6 +12,7 @@ from vaswani_transformer.atomic import atomic_folder, check_new_folder
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.languages import read_languages
+from vaswani_transformer.languages_vaswani_transformer import find_language
 from vaswani_transformer.training_run import RECORD, follow_pointer
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -51,6 +52,7 @@ def average(
         except BrokenFileError as error:
             raise BrokenFileError(f"{error}; choose checkpoints without {folder.name}") from error
     records = find_records(folders[-1])
+    check_languages(folders)
     with atomic_folder(output) as unfinished:
         write_model(folders, unfinished, languages=read_languages(records))
         copy_conversion(records, unfinished)
@@ -62,6 +64,23 @@ def find_records(folder: Path) -> Path:
     checkpoints = folder.resolve().parent
     run = checkpoints.parent
     return run if checkpoints.name == "checkpoints" and (run / RECORD).is_file() else folder
+
+
+def check_languages(folders: list[Path]) -> None:
+    """Raise InputError if the models are known to translate other languages; their tokenizer can be the same."""
+    pairs = [(folder, pair) for folder in folders if (pair := read_languages(find_records(folder)))]
+    for folder, pair in pairs[:-1]:
+        last, expected = pairs[-1]
+        if not all(map(mean_the_same, pair, expected)):
+            raise InputError(
+                f"{folder} translates {' to '.join(pair)}, but {last} {' to '.join(expected)}; such models cannot be "
+                "averaged"
+            )
+
+
+def mean_the_same(first: str, second: str) -> bool:
+    """Return whether two names can mean the same language: `en` and `en-US`, but not `en-GB` and `en-US`."""
+    return find_language([first], second) is not None or find_language([second], first) is not None
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from itertools import chain, compress, islice
@@ -191,12 +191,17 @@ def load_corpus(
         rules["target tokenizer"] = tokenizer_sha256(target_tokenizer)
     key = hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16]
     folder = cache / key
-    if folder.exists():
-        try:
-            return open_corpus(folder)
-        except BrokenFileError as error:
-            say(f"{error}; tokenising again")
-            remove_folder(folder, "ask its owner to remove it, or choose another --cache")
+    while folder.exists():
+        with suppress(FileNotFoundError):  # another run may remove it meanwhile
+            found = folder.stat()
+            try:
+                return open_corpus(folder)
+            except BrokenFileError as error:
+                say(f"{error}; tokenising again")
+                now = folder.stat()
+                # Not the one that a run that shares the cache has put in its place, perhaps with the same inode.
+                if (found.st_ino, found.st_ctime_ns) == (now.st_ino, now.st_ctime_ns):
+                    remove_folder(folder, "ask its owner to remove it, or choose another --cache")
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as temporary:

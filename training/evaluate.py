@@ -245,9 +245,11 @@ def load_run_recipe(model: Path, data: str | None = None, test: str | None = Non
 
 def text_flags(data: str | None, test: str | None) -> dict[str, str]:
     """Return the keys of a recipe that --data and --test replace."""
+    from .recipe import NO_DATASET
+
     flags = {} if test is None else {"test": test}
     if data is not None:
-        flags |= {"data": data, "dataset": "null"}
+        flags |= {"data": data, **NO_DATASET}
     return flags
 
 

@@ -353,8 +353,12 @@ def _corpus_name(settings: TextSettings, file: str) -> str:
 
 
 def _files_named(settings: TextSettings, name: str) -> list[Path]:
-    """Return the files of this name, plain and .gz."""
-    return [path for each in (name, f"{name}.gz") if (path := Path(settings.data or "", each)).is_file()]
+    """Return the files of this name, plain and .gz. Raises InputError for a pipe (`<(...)`) or a device."""
+    paths = [Path(settings.data or "", each) for each in (name, f"{name}.gz")]
+    for path in paths:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise InputError(f"{path} is a pipe or a device, which cannot be read several times; write it to a file")
+    return [path for path in paths if path.is_file()]
 
 
 # ---- tables -----------------------------------------------------------------------------------------------------

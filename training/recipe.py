@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import yaml
 from pydantic import (
@@ -51,6 +51,8 @@ TextList = Annotated[list[str], BeforeValidator(lambda value: [value] if isinsta
 
 # Keys that locate the text. Resumed runs and processes compare its content instead.
 TEXT_LOCATION = {"data", "dataset", "dataset_config", "dataset_revision", "streaming", "train", "validation", "test"}
+# The values, as on a command line, with which `data` replaces a dataset.
+NO_DATASET = {"dataset": "null", "dataset_config": "null", "dataset_revision": "null", "streaming": "false"}
 TEXT_KEYS = TEXT_LOCATION | {"source_language", "target_language"}
 # Keys that may change when a run is resumed.
 MAY_CHANGE = TEXT_LOCATION | {
@@ -314,6 +316,18 @@ class Recipe(
             raise ValueError("max_steps and max_epochs are both null; set one of them to end the run")
         if self.data is not None and self.dataset is not None:
             raise ValueError("data and dataset are both given; set one of them to null")
+        if self.streaming and self.dataset is None:
+            raise ValueError("streaming is true without a dataset; set dataset, or leave streaming out")
+        for name in ("dataset_config", "dataset_revision"):
+            if (value := getattr(self, name)) is not None and self.dataset is None:
+                raise ValueError(f"{name} is {value!r} without a dataset; set it to null")
+        if self.learning_rate is not None and self.learning_rate_factor != 1:
+            raise ValueError(
+                f"learning_rate_factor is {self.learning_rate_factor}, but learning_rate {self.learning_rate} replaces "
+                "the paper's formula; set learning_rate to null, or change it alone"
+            )
+        if self.capitals and self.lowercase:
+            raise ValueError(f"capitals is {self.capitals}, but lowercase is true, which undoes them; set one of them")
         if not self.train:
             raise ValueError("train is empty; give at least one training corpus")
         if self.source_language == self.target_language:
@@ -392,6 +406,10 @@ def _option_value(option: str, key: str, inner: str, text: str | None) -> Any:
         if key in Recipe.model_fields and Recipe.model_fields[key].annotation is not bool:
             raise InputError(f"--{option} needs a value")
         return True
+    if not text.strip():  # an unset variable of the shell; YAML reads it as null
+        field = Recipe.model_fields.get(key)
+        null = ", or null for none" if field is not None and type(None) in get_args(field.annotation) else ""
+        raise InputError(f"--{option} is empty; give a value{null}")
     if not (inner or key == "model" or text in ("~", "null") or text.startswith(("[", '"', "'"))):
         return text
     return _parse_yaml(text, f"--{option} {reprlib.repr(text)}")
@@ -461,6 +479,8 @@ def _suggest_key(name: str) -> str:
 def recipe_path(name: str) -> Path:
     """Return the file of a recipe given by path or by the name of a shipped recipe."""
     path = Path(name)
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise InputError(f"{name} is a pipe or a device, which cannot be read twice; write it to a file")
     if path.suffix in (".yaml", ".yml") or path.is_file():  # a folder may have the name of a recipe
         if not path.is_file():
             raise InputError(f"{name}: no such recipe file; recipes of the package: {', '.join(shipped_recipes())}")

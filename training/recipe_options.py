@@ -49,7 +49,7 @@ def read_command(config: str | None, words: list[str]) -> Recipe:
     unless a preset is given.
     """
     options = parse_options(words)
-    if config is None and "initial_weights" in options:
+    if config is None and {"initial_weights", "initial-weights"} & options.keys():
         config = FINE_TUNING
         say_once(f"initial_weights: recipe {FINE_TUNING}; choose another with --config NAME, or set single keys")
     if config is None and "preset" not in options:
@@ -77,8 +77,9 @@ def choose_recipe(options: dict[str, str | None]) -> Recipe:
     if not pairs:
         raise InputError(f"train: there are no pairs in {', '.join(text.train)}; give a text that has some")
     size = next(size for size in SIZES if pairs <= size.most_pairs)
-    steps = load_recipe(size.recipe, options).max_steps if "max_steps" in options else None
-    chosen = {key: value for key, value in scale(size, pairs, steps).items() if key not in options}
+    given = {key.replace("-", "_") for key in options}
+    steps = load_recipe(size.recipe, options).max_steps if "max_steps" in given else None
+    chosen = {key: value for key, value in scale(size, pairs, steps).items() if key not in given}
     values = "".join(f", {key} {value:,}" for key, value in chosen.items())
     range_of_size = f"up to {size.most_pairs:,.0f}" if math.isfinite(size.most_pairs) else "more than 10,000,000"
     say_once(
@@ -109,7 +110,7 @@ def scale(size: Size, pairs: int, steps: int | None = None) -> dict[str, float]:
 
 
 def parse_options(words: list[str]) -> dict[str, str | None]:
-    """Parse `--key value` and `--key=value` into {key: value}, with `_` for `-`; a bare `--key` has the value None."""
+    """Parse `--key value` and `--key=value` into {key: value}; a bare `--key` has the value None."""
     options: dict[str, str | None] = {}
     rest = list(words)
     while rest:
@@ -118,10 +119,12 @@ def parse_options(words: list[str]) -> dict[str, str | None]:
             raise InputError(f"{word!r} is not an option; write `--key value`, such as --data FOLDER")
         key, equals, text = word[2:].partition("=")
         value = text if equals else rest.pop(0) if rest and not rest[0].startswith("--") else None
-        key = key.replace("-", "_")
-        if key in options:
-            remedy = f"give it once, with several names as one list: '[{options[key]}, {value}]'"
-            raise InputError(f"--{key} is given twice; {remedy}")
+        for other, before in options.items():
+            if other.replace("-", "_") == key.replace("-", "_"):
+                field = Recipe.model_fields.get(key)
+                one_list = field is not None and field.annotation == list[str]
+                remedy = f"several names are one list: --{key} '[{before}, {value}]'" if one_list else "give it once"
+                raise InputError(f"--{key} is given twice; {remedy}")
         options[key] = value
     return options
 
