@@ -415,6 +415,20 @@ def test_the_languages_of_a_checkpoint_are_those_of_its_run_whatever_its_path(tm
         assert find_records(Path(path)) == tmp_path / "run"
 
 
+def test_models_of_other_languages_are_not_averaged(models, fails, capsys):
+    """One tokenizer serves several languages. The card of one names them, the record of its run those of another."""
+    folders = [models / f"step-{step}" for step in (20, 30)]
+    recipe = {"source_language": "en", "target_language": "de"}
+    (folders[0] / "run.json").write_text(json.dumps({"recipe": recipe}))
+    (folders[1] / "README.md").write_text("---\nlanguage: [en, fr]\ntags: [vaswani_transformer]\n---\n")
+    fails(2, f"{folders[0]} translates en to de, but {folders[1]} en to fr; such models cannot be averaged", *folders)
+    # The whole language and that of a region, whichever comes first.
+    (folders[1] / "README.md").write_text("---\nlanguage: [eng, de-AT]\ntags: [vaswani_transformer]\n---\n")
+    for number, order in enumerate((folders, folders[::-1])):
+        average([*map(str, order), "--output", str(models.parent / f"model-{number}")])
+        assert f"the average of {order[0].name}, {order[1].name}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
