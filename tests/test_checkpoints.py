@@ -1,5 +1,6 @@
 """training/checkpoints.py: a checkpoint is complete or absent, and damage is detected."""
 
+import dataclasses
 import errno
 import itertools
 import json
@@ -125,7 +126,7 @@ def test_checkpoints_of_another_user_are_not_called_damaged():
         (root / "step-20/manifest.json").chmod(0)
         with (
             not_removable(root / "step-20"),
-            pytest.raises(UnavailableError, match="manifest.json cannot be read: Permission denied; ask"),
+            pytest.raises(UnavailableError, match="manifest.json: Permission denied; ask"),
         ):
             checkpoints.newest_intact(root, print)
         (root / "step-20/manifest.json").chmod(0o600)
@@ -185,22 +186,55 @@ def test_moments_that_do_not_fit_the_model_are_refused(tmp_path):
     optimizer, path = torch.optim.Adam(model.parameters()), tmp_path / tensors.OPTIMIZER
     tensors.save_tensors(tensors.optimizer_tensors(model, optimizer), path)
     # With fp16 the first gradients may all be infinite, which leaves Adam without moments.
-    tensors.restore_optimizer(model, optimizer, tmp_path)
+    tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=0)
     assert not optimizer.state
+    with pytest.raises(BrokenFileError, match="optimizer.safetensors does not fit the model: it lacks exp_avg/bias"):
+        tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=1)
     tensors.save_tensors({"step/bias": torch.tensor(1.0)}, path)
     with pytest.raises(BrokenFileError, match=r"optimizer.safetensors does not fit the model: it lacks exp_avg/bias"):
-        tensors.restore_optimizer(model, optimizer, tmp_path)
+        tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=1)
     model(torch.ones(2)).sum().backward()
     optimizer.step()
     tensors.save_tensors(tensors.optimizer_tensors(model, optimizer) | {"exp_avg/bias": torch.zeros(1)}, path)
     with pytest.raises(BrokenFileError, match=r"exp_avg/bias has shape \(1,\); it must be \(2,\)"):
-        tensors.restore_optimizer(model, optimizer, tmp_path)
+        tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=1)
     whole = tensors.optimizer_tensors(model, optimizer)
     tensors.save_tensors(whole | {"exp_avg/bias": torch.zeros(2, dtype=torch.int8)}, path)
     with pytest.raises(BrokenFileError, match=r"exp_avg/bias is torch.int8; it must be a floating-point type"):
-        tensors.restore_optimizer(model, optimizer, tmp_path)
+        tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=1)
+    tensors.save_tensors(whole | {"exp_avg/bias": torch.zeros(2, dtype=torch.float64)}, path)
+    with pytest.raises(BrokenFileError, match=r"exp_avg/bias is torch.float64; it must be torch.float32"):
+        tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=1)
     tensors.save_tensors(whole, path)
-    tensors.restore_optimizer(model, optimizer, tmp_path)
+    with pytest.raises(BrokenFileError, match=r"step/weight is 1, but the checkpoint has taken 900 steps"):
+        tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=900)
+    tensors.restore_optimizer(model, optimizer, tmp_path, steps_taken=1)
+
+
+SCALER = {"scale": 8.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 7}
+
+
+def test_the_scale_of_an_fp16_run_is_restored_or_missed(tmp_path):
+    scaler = torch.amp.GradScaler("cpu")
+    checkpoints.restore_scaler(scaler, {"gradient_scaler": SCALER}, tmp_path)
+    assert scaler.state_dict() == SCALER
+    for saved, message in (
+        (None, "gradient_scaler is None; an fp16 run needs its scale"),
+        ({}, "gradient_scaler: scale is missing; it must be a number of 0 or more"),
+        (SCALER | {"scale": "8"}, "gradient_scaler: scale is '8'; it must be a number of 0 or more"),
+    ):
+        with pytest.raises(BrokenFileError, match=f"^{tmp_path}: {message}$"):
+            checkpoints.restore_scaler(scaler, {"gradient_scaler": saved}, tmp_path)
+
+
+def test_every_field_of_the_progress_is_needed(tmp_path):
+    whole = dataclasses.asdict(checkpoints.Progress(step=3, tokens=40))
+    assert checkpoints.Progress.read(whole, tmp_path) == checkpoints.Progress(step=3, tokens=40)
+    for field in whole:
+        with pytest.raises(BrokenFileError, match=f"^{tmp_path}: progress: {field} is missing; it must be"):
+            checkpoints.Progress.read({name: value for name, value in whole.items() if name != field}, tmp_path)
+        with pytest.raises(BrokenFileError, match=f"^{tmp_path}: progress: {field} is '3'; it must be"):
+            checkpoints.Progress.read(whole | {field: "3"}, tmp_path)
 
 
 def test_a_full_disk_is_refused_before_anything_is_written(root):

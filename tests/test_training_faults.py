@@ -17,7 +17,7 @@ from training_runs import ROOT, SMALL, assert_bit_identical, options_of, records
 from training.corpus import read_corpora
 from training.recipe import load_recipe
 from training.report import Reporter
-from training.run_folder import claim_output, copy_conversion, describe_run, remove_run
+from training.run_folder import claim_output, copy_conversion, describe_run, lock_run, remove_run
 from vaswani_transformer.errors import BrokenFileError, UnavailableError
 from vaswani_transformer.training_run import read_curves
 
@@ -241,6 +241,11 @@ def test_a_link_in_a_received_run_is_not_followed(start, tmp_path, name):
     own.symlink_to(target)
     start(max_steps=9).ends(3, f"{own} is a symbolic link")
     assert {path: path.read_bytes() for path in [target, *target.rglob("*")] if path.is_file()} == before
+    if target.is_file():
+        own.unlink()
+        own.hardlink_to(target)
+        start(max_steps=9).ends()
+        assert target.read_text() == "precious, no line end" and own.read_bytes() and own.stat().st_nlink == 1
 
 
 @pytest.mark.parametrize("name", ["checkpoints/step-8", "checkpoints/latest", "corpus/0123456789abcdef"])
@@ -264,6 +269,14 @@ def test_fine_tuning_copies_nothing_that_links_in_a_received_model_lead_to(tmp_p
     with pytest.raises(BrokenFileError, match=f"model/{name}.* leads to .*secret.*, outside the folder"):
         copy_conversion(model, output)
     assert not any(output.iterdir())
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl"])
+def test_a_named_pipe_in_a_received_run_is_refused(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(BrokenFileError, match=f"{name} is not a regular file; remove it"):
+        Reporter(True).start(tmp_path, None, 0, 9)
+        lock_run(tmp_path, pytest.fail)
 
 
 @pytest.mark.slow

@@ -24,10 +24,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import PrecisionType, broadcast_object_list
 from safetensors import SafetensorError
 
 from vaswani_transformer.atomic import atomic_file, atomic_folder, remove, temporary_path
@@ -36,7 +36,9 @@ from vaswani_transformer.files import file_sha256, read_json_object, write_json
 from vaswani_transformer.model_folder import MANIFEST, OPTIMIZER, WEIGHTS, verify_manifest
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.training_run import (
+    RECORD,
     STATE,
+    check_types,
     list_checkpoints,
     parse_step,
     read_pointer,
@@ -70,6 +72,18 @@ class Progress:
     best_step: int | None = None
     validated_step: int = 0
     validations_since_best: int = 0
+
+    @classmethod
+    def read(cls, record: dict[str, Any], path: Path) -> "Progress":
+        """Return the progress that a checkpoint records. Raises BrokenFileError naming the field of the file."""
+        fields = {field.name: field.type for field in dataclasses.fields(cls)}
+        if unknown := record.keys() - fields:
+            raise BrokenFileError(f"{path}: progress has an unknown field {min(unknown)}")
+        for name, kind in fields.items():
+            number = float if isinstance(0.5, cast(type, kind)) else int
+            may_be_null = name in record and isinstance(None, cast(type, kind))
+            check_types(f"{path}: progress", record, {name: number}, required=not may_be_null)
+        return cls(**record)
 
     def record_gradient(self, finite: bool) -> None:
         """Count a step, and whether its gradient was not finite. Raises InputError after MAX_BAD_STEPS such steps."""
@@ -188,17 +202,15 @@ class Checkpointer:
         check_same_on_all_processes({name: file_sha256(manifest) if manifest.is_file() else "missing"})
         progress = self._restore_state(folder)
         tensors.restore_model(network.model, folder)
-        tensors.restore_optimizer(network.model, network.optimizer.optimizer, folder)
+        taken = progress.step - progress.skipped_steps
+        tensors.restore_optimizer(network.model, network.optimizer.optimizer, folder, taken)
         self.reporter.say(f"resuming from {folder.name}")
         return progress
 
     def _restore_state(self, folder: Path) -> Progress:
         path = folder / STATE
         state = read_checkpoint_state(folder)
-        try:
-            progress, environment = Progress(**state["progress"]), state["environment"]
-        except TypeError as error:
-            raise BrokenFileError(f"{path}: progress: {error}") from None
+        progress, environment = Progress.read(state["progress"], path), state["environment"]
         if progress.step != parse_step(folder):
             raise BrokenFileError(
                 f"{path}: progress: step is {progress.step}; rename the folder to step-{progress.step}"
@@ -211,7 +223,7 @@ class Checkpointer:
             self.reporter.say(f"warning: {change}: the last bits of the weights may differ from an uninterrupted run")
         scaler = self.network.accelerator.scaler
         if scaler is not None and environment.get("mixed_precision") == "fp16":
-            scaler.load_state_dict(state["gradient_scaler"])
+            restore_scaler(scaler, state, path)
         return progress
 
 
@@ -278,7 +290,10 @@ def list_regular_checkpoints(run: Path) -> list[Path]:
     Not the best one if it was saved in between: the run's own average leaves it out, too.
     """
     root = run / "checkpoints"
-    every = read_run(run).get("recipe", {}).get("save_every", 1)
+    recipe = read_run(run).get("recipe", {})
+    every = recipe.get("save_every", 1)
+    if type(every) is not int or every < 1:
+        raise BrokenFileError(f"{run / RECORD}: recipe: save_every is {every!r}; it must be an integer above 0")
     return select_regular(root, every, last=max(map(parse_step, list_checkpoints(root)), default=None))
 
 
@@ -300,7 +315,22 @@ def read_checkpoint_state(folder: Path) -> dict[str, Any]:
     for field in ("progress", "fingerprint", "environment", "gradient_scaler"):
         if field not in state:
             raise BrokenFileError(f"{path}: {field} is missing, so the run cannot be resumed exactly")
+    if (number := state["fingerprint"].get("micro_batches")) is not None and (type(number) is not int or number < 1):
+        raise BrokenFileError(f"{path}: fingerprint: micro_batches is {number!r}; it must be an integer above 0")
+    if (precision := state["environment"].get("mixed_precision", "no")) not in PrecisionType.list():
+        raise BrokenFileError(
+            f"{path}: environment: mixed_precision is {precision!r}; it must be {', '.join(PrecisionType.list())}"
+        )
     return state
+
+
+def restore_scaler(scaler: torch.amp.GradScaler, state: dict[str, Any], path: Path) -> None:
+    """Load the gradient scaler's state. Raises BrokenFileError naming the field that is missing or wrong."""
+    saved, fields = state["gradient_scaler"], scaler.state_dict()
+    if not isinstance(saved, dict):
+        raise BrokenFileError(f"{path}: gradient_scaler is {saved!r}; an fp16 run needs its scale")
+    check_types(f"{path}: gradient_scaler", saved, dict.fromkeys(fields, float), required=True)
+    scaler.load_state_dict({name: saved[name] for name in fields})
 
 
 def newest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
@@ -335,15 +365,23 @@ def intact_checkpoints(folders: list[Path], say: Callable[[str], None]) -> Itera
             if not verify_manifest(folder, RESUMED_FILES):
                 raise BrokenFileError(f"{folder / MANIFEST} is missing or lists no files")
         except BrokenFileError as error:
-            manifest = folder / MANIFEST
-            if os.path.exists(manifest) and not os.access(manifest, os.R_OK, effective_ids=True):
-                raise UnavailableError(f"{error}; ask its owner, or choose another output_dir") from error
+            refuse_unreadable(folder / MANIFEST)
             aside = folder.with_name(f"{folder.name}.broken")
             remove(aside)
             shutil.move(folder, aside)
             say(f"{error}; falling back to the previous checkpoint ({folder.name} is now {aside.name})")
         else:
             yield folder
+
+
+def refuse_unreadable(path: Path) -> None:
+    """Raise UnavailableError if this user may not read a file."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+    except PermissionError as error:
+        raise UnavailableError(f"{path}: {error.strerror}; ask its owner, or choose another output_dir") from error
+    except OSError:  # damage
+        pass
 
 
 def write_pointer(pointer: Path, name: str) -> None:

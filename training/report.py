@@ -26,30 +26,33 @@ from .run_folder import open_in_place
 SHARES = {"mfu": "MFU", "product_share": "of the measured matmul speed"}
 
 
-def repair_log(path: Path) -> None:
-    """Remove an incomplete last line of metrics.jsonl, which a power cut may leave."""
-    if os.path.lexists(path):
+class MetricsFile:
+    """metrics.jsonl, to which every record is appended as one line."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        if not os.path.lexists(path):
+            return
         with open(path, "rb", opener=open_in_place) as file:
-            raw = file.read()
-        whole = raw[: raw.rfind(b"\n") + 1]
-        if whole != raw:
+            raw, names = file.read(), os.fstat(file.fileno()).st_nlink
+        whole = raw[: raw.rfind(b"\n") + 1]  # a power cut may leave half a line
+        if whole != raw or names > 1:  # a hard link, such as that of a backup, keeps its content
             with atomic_file(path) as file:
                 file.write(whole)
 
-
-def append_record(path: Path, record: dict[str, Any]) -> None:
-    """Append a line to metrics.jsonl. Raises UnavailableError if the disk is full; all its lines are then complete."""
-    # JSON has no NaN.
-    record = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-    line = (json.dumps(record) + "\n").encode()
-    try:
-        with open(path, "ab", buffering=0, opener=open_in_place) as file:
-            append_whole(file, line)
-    except OSError as error:
-        free = shutil.disk_usage(path.parent).free
-        raise UnavailableError(
-            f"{path} cannot be written: {error.strerror} ({len(line)} bytes needed, {free} free)"
-        ) from error
+    def write(self, record: dict[str, Any]) -> None:
+        """Append a record. Raises UnavailableError if the disk is full; the file then ends with a complete line."""
+        # JSON has no NaN.
+        record = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        line = (json.dumps(record) + "\n").encode()
+        try:
+            with open(self.path, "ab", buffering=0, opener=open_in_place) as file:
+                append_whole(file, line)
+        except OSError as error:
+            free = shutil.disk_usage(self.path.parent).free
+            raise UnavailableError(
+                f"{self.path} cannot be written: {error.strerror} ({len(line)} bytes needed, {free} free)"
+            ) from error
 
 
 class Reporter:
@@ -60,7 +63,7 @@ class Reporter:
         self.is_main_process, self.keep_going = is_main_process, keep_going
         self.console = Console(stderr=True)
         self.bar: ProgressBar | None = None
-        self.metrics: Path | None = None
+        self.metrics: MetricsFile | None = None
         self.trackers: Accelerator | None = None
         self.last_line_at = -math.inf
 
@@ -78,8 +81,7 @@ class Reporter:
         """
         if not self.is_main_process:
             return
-        self.metrics, self.trackers = output_dir / METRICS, trackers
-        repair_log(self.metrics)
+        self.metrics, self.trackers = MetricsFile(output_dir / METRICS), trackers
         if step:
             self.write({"event": "resume", "step": step})
         if self.console.is_terminal:
@@ -107,7 +109,7 @@ class Reporter:
         if self.metrics is None:
             return
         try:
-            append_record(self.metrics, record)
+            self.metrics.write(record)
         except UnavailableError as error:
             if not self.keep_going:
                 raise UnavailableError(f"{error}; the last checkpoint is intact") from error

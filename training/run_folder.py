@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import socket
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,10 +28,20 @@ FILES = (RECORD, METRICS, "curve.png", MANIFEST, WEIGHTS, CONVERSION_NOTES, CONV
 
 
 def open_in_place(path: str | Path, flags: int) -> int:
-    """Open a file to change it in place, like os.open. Raises BrokenFileError for a link, as in a received folder."""
-    if os.path.islink(path):
-        raise BrokenFileError(f"{path} is a symbolic link, which is not written through; remove it")
-    return os.open(path, flags, 0o666)
+    """Open a file to change it in place; like os.open, but only for regular files. Raises BrokenFileError.
+
+    A received folder may hold a link, or a named pipe, where a program expects its own file.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if os.path.islink(path):
+            raise BrokenFileError(f"{path} is a symbolic link, which is not written through; remove it") from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BrokenFileError(f"{path} is not a regular file; remove it")
+    return descriptor
 
 
 def lock_run(output_dir: Path, say: Callable[[str], None]) -> BinaryIO:
@@ -38,21 +49,31 @@ def lock_run(output_dir: Path, say: Callable[[str], None]) -> BinaryIO:
 
     Raises InputError naming the process holding the lock, UnavailableError if the folder cannot be written.
     """
+
+    def open_or_create(path: str, flags: int) -> int:
+        return open_in_place(path, flags | os.O_CREAT)
+
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
-        file = open(output_dir / ".lock", "a+b", buffering=0, opener=open_in_place)
-        try:
-            locked = lock(file.fileno())
-        except BlockingIOError as error:
-            file.seek(0)
-            holder = file.read().decode(errors="replace").strip() or "another process"
+        while True:
+            file = open(output_dir / ".lock", "r+b", buffering=0, opener=open_or_create)
+            try:
+                locked = lock(file.fileno())
+            except BlockingIOError as error:
+                holder = file.read().decode(errors="replace").strip() or "another process"
+                file.close()
+                raise InputError(
+                    f"output_dir {output_dir} is in use by {holder}; wait for it, stop it, or choose another folder"
+                ) from error
+            names = os.fstat(file.fileno()).st_nlink
+            if names == 1:
+                break
+            if names > 1:  # a hard link, such as that of a backup, keeps its content
+                (output_dir / ".lock").unlink()
             file.close()
-            raise InputError(
-                f"output_dir {output_dir} is in use by {holder}; wait for it, stop it, or choose another folder"
-            ) from error
         if not locked:
             say(f"warning: {output_dir} is on a file system without locks; do not start a second run in this folder")
-        file.truncate(0)
+        file.truncate()
         file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
     except (FileExistsError, NotADirectoryError) as error:
         raise InputError(f"output_dir {output_dir} is not a folder; choose another") from error

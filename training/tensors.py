@@ -62,14 +62,16 @@ def restore_model(model: torch.nn.Module, folder: Path) -> None:
             parameter.copy_(fsdp.shard_like(tensors[name], parameter))
 
 
-def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Load a checkpoint's moments and step counts into the optimizer. Raises BrokenFileError unless they fit the model.
+def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path, steps_taken: int) -> None:
+    """Load a checkpoint's moments and step counts into the optimizer.
 
-    There are none before the first finite gradient of an fp16 run.
+    steps_taken: those that the checkpoint's progress has counted. With 0, there may be no moments: with fp16, the first
+        gradients may all be infinite
+    Raises BrokenFileError unless the file fits the model and these steps.
     """
     path = folder / OPTIMIZER
     tensors = load_tensors(path)
-    if not tensors:
+    if not tensors and steps_taken == 0:
         return
     parameters = dict(model.named_parameters())
     keys = ("step", "exp_avg", "exp_avg_sq")
@@ -78,6 +80,15 @@ def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, 
         tensors,
         {f"{key}/{name}": torch.Size() if key == "step" else p.shape for key in keys for name, p in parameters.items()},
     )
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.float32:
+            raise BrokenFileError(f"{path}: {name} is {tensor.dtype}; it must be torch.float32")
+    for name in parameters:
+        if (found := float(tensors[f"step/{name}"])) != steps_taken:
+            raise BrokenFileError(
+                f"{path}: step/{name} is {found:g}, but the checkpoint has taken {steps_taken} steps; the file belongs "
+                "to another checkpoint"
+            )
     for name, parameter in parameters.items():
         # Adam's step count moves to the device too, because the optimizer is fused.
         optimizer.state[parameter] = {key: fsdp.shard_like(tensors[f"{key}/{name}"], parameter) for key in keys}
