@@ -205,7 +205,7 @@ def test_other_files_of_the_folder_are_not_published(trained, hub, capsys):
     torch.save({}, trained / "training_args.bin")  # the Trainer's, a pickle
     push(trained, REPO)
     output = capsys.readouterr().out
-    assert "not published: checkpoints/, manifest.json, metrics.jsonl, run.json, training_args.bin" in output
+    assert "not published: manifest.json, metrics.jsonl, run.json, training_args.bin" in output
     assert f"{REPO}, revision main, a new public repository: one commit with 12 of 12 files" in output
     assert "dry run: nothing was uploaded; add --yes to push" in output
     assert not hub.repos and {method for method, _, _ in hub.log} == {"GET"}

@@ -193,6 +193,13 @@ def test_the_worked_example_of_sennrich_et_al():
     assert {token for token, id in vocabulary.items() if id >= 260} == {"es", "est", "lo", "low"}
 
 
+def test_training_options_reach_the_tokenizer():
+    texts = ["abab cdcdcd", *GERMAN]
+    with pytest.raises(InputError, match="pairs that occur at least 9 times"):
+        train_tokenizer(texts, 270, min_frequency=9)
+    assert len(train_tokenizer(texts, 350, min_frequency=1)) == 350
+
+
 def test_training_streams_texts_without_keeping_them():
     class Line(str):
         """A str that allows weak references."""

@@ -3,6 +3,7 @@
 Each command imports its dependencies when it runs, so that `--help` does not wait for torch.
 """
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -126,6 +127,9 @@ def tokenizer(
     vocab_size: Annotated[
         int, typer.Option(max=1_000_000, help="Entries, including 4 special tokens and 256 bytes.")
     ] = 37000,
+    min_frequency: Annotated[
+        int, typer.Option(min=1, max=1_000_000_000, help="Merge pairs that occur at least this often.")
+    ] = 2,
     split_digits: Annotated[bool, typer.Option("--split-digits", help="Make every digit one token.")] = False,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Convert all text to lower case.")] = False,
     symbols: Annotated[
@@ -150,6 +154,7 @@ def tokenizer(
     trained = train_tokenizer(
         texts,
         vocab_size,
+        min_frequency=min_frequency,
         split_digits=split_digits,
         lowercase=lowercase,
         symbols=symbols or (),
@@ -376,6 +381,9 @@ def score(
     target: Target,
     output: Output = "-",
     target_language: TargetLanguage = None,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Print JSON lines with the log-probability of each token.")
+    ] = False,
     batch_tokens: BatchTokens = None,
     progress: Progress = None,
     device: Device = None,
@@ -388,9 +396,19 @@ def score(
     progress = shows_progress(progress, target, output)
     with open_output(output) as out:
         translator = load_translator(folder, device=device, dtype=dtype)
+        from .attention_maps import token_labels
+
         options = {"batch_tokens": batch_tokens, "target_language": target_language, "progress": progress}
         for forced in translator.score(sources, targets, **options):
-            out.write(f"{forced.total:.6f}\t{len(forced.tokens)}\n".encode())
+            line = f"{forced.total:.6f}\t{len(forced.tokens)}"
+            if tokens:
+                fields = {
+                    "log_probability": forced.total,
+                    "tokens": token_labels(translator.target_tokenizer, forced.tokens),
+                    "log_probabilities": forced.log_probabilities,
+                }
+                line = json.dumps(fields, ensure_ascii=False)
+            out.write(f"{line}\n".encode())
 
 
 def read_pairs(source: str, target: str, output: str) -> tuple[list[str], list[str]]:

@@ -24,7 +24,6 @@ from .sentences_vaswani_transformer import CLEANING
 
 # In the order of their ids, 0 to 3, the defaults of VaswaniTransformerConfig, which says why <pad> is not 0.
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-MIN_FREQUENCY = 2  # of a pair that is merged
 SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256
 
 # Longer texts are split for training; otherwise each merge would scan words of up to a million letters.
@@ -39,6 +38,7 @@ def train_tokenizer(
     lowercase: bool = False,
     symbols: Sequence[str] = (),
     keep_invisible: bool = False,
+    min_frequency: int = 2,
 ) -> PreTrainedTokenizerFast:
     """Train a shared byte-level BPE.
 
@@ -49,6 +49,7 @@ def train_tokenizer(
     symbols: texts that are one token each, wherever they occur, such as `<2de>`
     keep_invisible: keep invisible characters and all white space, except at the ends of a text. Without it, zero-width
         joiners are kept only after letters of scripts that spell with them, such as Persian and Hindi, and in emoji
+    min_frequency: smallest number of occurrences of a pair to be merged
 
     Raises `InputError` if `vocab_size` is too small for the bytes or larger than the texts support, or for a symbol
     that cannot be decoded.
@@ -60,7 +61,7 @@ def train_tokenizer(
     tokenizer = make_untrained_bpe(split_digits, lowercase, keep_invisible)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(symbols),
-        min_frequency=MIN_FREQUENCY,
+        min_frequency=min_frequency,
         special_tokens=list(SPECIAL_TOKENS.values()),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
@@ -71,7 +72,7 @@ def train_tokenizer(
     if learned < vocab_size:
         raise InputError(
             f"vocab_size {vocab_size} is larger than the texts support (merges need pairs that occur at least "
-            f"{MIN_FREQUENCY} times); give more text or a size of at most {learned}"
+            f"{min_frequency} times); give more text or a size of at most {learned}"
         )
     end_of_sentence = SPECIAL_TOKENS["eos_token"]
     tokenizer.post_processor = processors.TemplateProcessing(
