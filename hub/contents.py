@@ -9,7 +9,9 @@ model or of other weights, as after more training.
 import hashlib
 import json
 import re
+import reprlib
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os.path import lexists
@@ -165,9 +167,16 @@ def collect_weights(folder: Path, weights: Sequence[StoredFile]) -> Files:
 
 def read_tensor_names(path: Path) -> dict[str, int]:
     """Return the names and sizes in bytes of a safetensors file's tensors. Raises InputError for further entries."""
+
+    def refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        # safetensors and Python read the last of two entries with one name; the first would be published unread.
+        if repeated := [name for name, number in Counter(name for name, _ in pairs).items() if number > 1]:
+            raise InputError(f"{path}: its header has the entry {repeated[0]!r} twice; save the weights again")
+        return dict(pairs)
+
     with name_in_errors(path), path.open("rb") as file:
         content = file.read(int.from_bytes(file.read(8), "little"))
-    header = json.loads(content)
+    header = json.loads(content, object_pairs_hook=refuse_repeated)
     metadata = header.pop("__metadata__", None) or {}
     for entries, known in ((metadata, {"format"}), *((entry, TENSOR_ENTRIES) for entry in header.values())):
         if unknown := sorted(entries.keys() - known):
@@ -175,6 +184,8 @@ def read_tensor_names(path: Path) -> dict[str, int]:
                 f"{path}: its header has the entry {unknown[0]!r}, which would be published; save the weights without "
                 f"it: safetensors.torch.save_file(safetensors.torch.load_file(file), new_file, {{'format': 'pt'}})"
             )
+    if metadata.get("format", "pt") not in ("pt", "np", "tf", "flax", "mlx"):
+        raise InputError(f"{path}: its format is {metadata['format']!r:.80}; it must be 'pt'")
     return {name: entry["data_offsets"][1] - entry["data_offsets"][0] for name, entry in header.items()}
 
 
@@ -251,7 +262,8 @@ def collect_graph(path: Path, folder: ModelFolder) -> Files:
     folder: with the model's settings
 
     Exporters write folders and stack traces into descriptions and metadata; a file with any is published without them.
-    Raises BrokenFileError if it is not an ONNX file or one of other settings, or if weights are missing or elsewhere.
+    Raises BrokenFileError if it is not an ONNX file or one of other settings, or if weights are missing or elsewhere,
+    and InputError if its text has a secret.
     """
     import onnx
     from google.protobuf.message import DecodeError
@@ -266,22 +278,56 @@ def collect_graph(path: Path, folder: ModelFolder) -> Files:
     kept = built_in_values(folder.config, folder.generation_config).keys()
     model.ClearField("domain")
     model.DiscardUnknownFields()
-    places: set[str] = set()
+    weights: dict[str, list[dict[str, str]]] = {}
+    texts: list[str] = []
     for part in list_messages(model):
         for name in ("doc_string", "metadata_props"):
             if name in part.DESCRIPTOR.fields_by_name:
                 part.ClearField(name)
         if isinstance(part, onnx.TensorProto):
-            places |= {entry.value for entry in part.external_data if entry.key == "location"}
+            if entries := {entry.key: entry.value for entry in part.external_data}:
+                weights.setdefault(entries.get("location", ""), []).append(entries)
+        for field, value in part.ListFields():
+            if field.type in (field.TYPE_STRING, field.TYPE_BYTES) and field.name != "raw_data":
+                texts.append(str(value))
+    if SECRETS.search("\n".join(texts).encode()):
+        raise InputError(f"{path} contains an access token, a password or a private key; export the model again")
     onnx.helper.set_model_props(model, {name: value for name, value in metadata.items() if name in kept})
     is_clean = model.ByteSize() == len(content)
     stored = StoredFile(path, len(content), hashlib.sha256(content).hexdigest())
     files: Files = {path.name: stored if is_clean else model.SerializeToString()}
-    for name in sorted(places):
+    for name, tensors in sorted(weights.items()):
         if "/" in name or not name.endswith((".onnx_data", ".onnx.data")) or not (path.parent / name).is_file():
             raise BrokenFileError(f"{path}: its weights are in {name!r}; they must be in NAME.onnx.data beside it")
         files[name] = StoredFile.of(path.parent / name)
+        refuse_unused_bytes(path.parent / name, tensors)
     return files
+
+
+def refuse_unused_bytes(path: Path, tensors: Sequence[dict[str, str]]) -> None:
+    """Raise InputError if a file of weights has bytes, except zeros for alignment, that belong to none of the tensors.
+
+    tensors: the "offset" and "length" of each; without them, all bytes
+    Raises BrokenFileError if one is not a number.
+    """
+    size = path.stat().st_size
+    try:
+        begins = [int(tensor.get("offset", 0)) for tensor in tensors]
+        lengths = [int(tensor.get("length", size - begin)) for tensor, begin in zip(tensors, begins, strict=True)]
+    except ValueError as error:
+        raise BrokenFileError(f"{path}: its graph places a tensor wrongly ({error}); export it again") from None
+    end = 0
+    with name_in_errors(path), path.open("rb") as file:
+        for begin, length in sorted([*zip(begins, lengths, strict=True), (size, 0)]):
+            file.seek(end)
+            while end < begin and (block := file.read(min(begin - end, 1 << 20))):
+                if block.count(0) < len(block):
+                    raise InputError(
+                        f"{path} has bytes from {end:,} on that no tensor of its graph uses and that would be "
+                        "published; export the model again"
+                    )
+                end += len(block)
+            end = max(end, begin + length)
 
 
 def list_messages(message: Any) -> Iterator[Any]:
@@ -362,7 +408,7 @@ def collect_space_files(repo: str, model: str, revision: str | None) -> Files:
 def refuse_secrets(files: Files) -> None:
     """Raise InputError naming a file with an access token, a password or a private key.
 
-    The same applies to a setting that names a folder.
+    The same applies to a setting that names a folder or has a number that JSON lacks.
     """
     for name, content in files.items():
         if not isinstance(content, bytes):
@@ -378,6 +424,13 @@ def refuse_secrets(files: Files) -> None:
             for field, value in json.loads(content).items():
                 if field not in SPECIAL_TOKENS and (path := find_path(value)):
                     raise InputError(f"{name}: {field} names the path {path!r:.80}; remove it before publishing")
+                try:
+                    json.dumps(value, allow_nan=False)
+                except ValueError:
+                    raise InputError(
+                        f"{name}: {field} is {reprlib.repr(value)}; NaN and Infinity are not JSON, and only Python "
+                        "reads them: remove the entry or give a number"
+                    ) from None
 
 
 def find_path(value: Any) -> str | None:

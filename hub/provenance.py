@@ -29,6 +29,14 @@ from vaswani_transformer.training_run import (
 )
 
 REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)  # the name of one on the Hub
+# What options of `push` may be: the card would leave out another dataset or language.
+LANGUAGE = r"[a-z]{2,3}([_-]\w+)*", "a language code, such as en"
+STATED = {
+    "source_language": LANGUAGE,
+    "target_language": LANGUAGE,
+    "dataset": (REPOSITORY.pattern, "a name on the Hub, such as owner/name"),
+    "license": (r"[a-z0-9][a-z0-9.+-]*", "a license name of the Hub, such as apache-2.0 or other"),
+}
 # Beside the programs, in a clone and in the wheel.
 SHIPPED_RESULTS = Path(__file__).resolve().parents[1] / "training" / "results"
 RECIPE_TYPES = {
@@ -79,6 +87,9 @@ class Provenance:
         self.progress, self.environment = training.get("progress", {}), training.get("environment", {})
         self.notes = list(read_lines(notes))[2:] if notes.is_file() else []
         self.results = self.matching_rows(weights_sha256, results)
+        for name, (pattern, kind) in STATED.items():
+            if (value := stated.get(name)) is not None and not re.fullmatch(pattern, value, re.ASCII):
+                raise InputError(f"--{name.replace('_', '-')} {value!r} is not {kind}")
         self.stated = stated
         source, target = read_languages(folder) or (None, None)
         self.source = stated.get("source_language") or source

@@ -335,3 +335,12 @@ def test_empty_folders_that_cannot_be_replaced_are_refused(tmp_path: Path, monke
     monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path)  # only a superuser can mount one
     with pytest.raises(InputError, match="is a mount point, .*; give the name of a new folder inside it"):
         check_new_folder(tmp_path)
+
+
+def test_a_closed_named_pipe_is_an_error(tmp_path: Path) -> None:
+    """A closed stdout is no error (`| head`), but here the requested file is incomplete."""
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(InputError, match="pipe: the reader closed the pipe"), open_output(tmp_path / "pipe") as out:
+        os.close(reader)
+        out.write(b"line\n")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -396,6 +397,9 @@ def test_a_folder_without_a_model_is_refused(folder, tmp_path, refused):
             ([REPO, *given.split(), "--to-folder", "x"], f"{given.split()[0]} and --to-folder exclude each other")
             for given in ("--yes", "--private", "--revision dev", "--tag v1", "--message m", "--keep-card")
         ),
+        ([REPO, "--license", "My License"], "is not a license name"),
+        ([REPO, "--source-language", "English"], "'English' is not a language code"),
+        ([REPO, "--dataset", "/private/text"], "'/private/text' is not a name on the Hub"),
         ([REPO, "--base-model", "model"], "--base-model is 'model'; it must be owner/name, such as anna/en-de"),
         ([REPO, "--example", " "], "--example is empty"),
         ([REPO, "--message", ""], "--message is empty"),
@@ -426,6 +430,20 @@ def test_a_file_with_a_secret_is_refused(folder, refused, secret):
 def test_a_secret_on_a_line_of_its_own_is_refused(folder, refused):
     change_json(folder / "config.json", transformers_version=f"token:\n{WRITE_TOKEN}")
     assert "config.json contains an access token" in refusal(refused, folder, REPO)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("tokenizer_config.json", "model_max_length", math.inf),
+        ("config.json", "transformers_version", math.nan),
+        ("generation_config.json", "temperature", -math.inf),
+    ],
+)
+def test_settings_that_only_python_can_read_are_refused(folder, refused, name, field, value):
+    """transformers.js parses the files as JSON, which has no such numbers."""
+    change_json(folder / name, **{field: value})
+    assert f"{name}: {field} is {value!r}; NaN and Infinity are not JSON" in refusal(refused, folder, REPO)
 
 
 def test_entries_that_name_code_or_files_are_not_published(exported, tmp_path):
@@ -505,8 +523,17 @@ def test_notes_in_the_header_of_the_weights_are_refused(folder, refused):
         change_header(weights, change)
         assert f"{weights}: its header has the entry 'author'" in refusal(refused, folder, REPO)
         weights.write_bytes(original)
+    change_header(weights, lambda header: header["__metadata__"].update(format="ann"))
+    assert "its format is 'ann'; it must be 'pt'" in refusal(refused, folder, REPO)
     save_file(load_file(weights), weights, {"format": "pt"})  # as the error says
     assert names(written(folder)) == FILES
+    raw = weights.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    tensor = next(name for name in json.loads(raw[8 : 8 + size]) if name != "__metadata__")
+    note = f'"{tensor}": {{"dtype": "F32", "shape": [1], "data_offsets": [0, 4], "author": "ann"}}, '.encode()
+    header = b"{" + note + raw[9 : 8 + size]
+    weights.write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + size :])
+    assert f"{weights}: its header has the entry '{tensor}' twice" in refusal(refused, folder, REPO)
 
 
 def test_notes_in_the_index_of_the_weights_are_not_published(folder, refused):
@@ -571,6 +598,10 @@ def test_descriptions_in_a_graph_are_not_published(folder, tmp_path, refused):
     assert (out / "model.onnx").read_bytes() == graph("a graph").SerializeToString()
     published = {"weights_sha256": record["weights_sha256"], "graphs": {"model.onnx": file_sha256(out / "model.onnx")}}
     assert json.loads((out / "export.json").read_text()) == published
+    (exported / "export.json").unlink()
+    onnx.save(graph(WRITE_TOKEN), exported / "model.onnx")
+    error = refusal(refused, folder, REPO, "--onnx", exported)
+    assert "model.onnx contains an access token" in error and WRITE_TOKEN not in error
 
 
 def test_a_graph_that_onnx_runtime_cannot_load_is_not_published(folder, tmp_path, refused):
@@ -596,6 +627,26 @@ def test_only_files_that_a_graph_names_are_published_beside_it(folder, tmp_path,
     assert "model.onnx: its weights are in 'model.onnx.data'; they must be" in error
     (exported / "model.onnx").write_text("no graph")
     assert "model.onnx is not an ONNX file" in refused(main, ["push", folder, REPO, "--onnx", exported], 3)
+
+
+def test_bytes_of_a_file_of_weights_that_no_tensor_uses_are_not_published(folder, tmp_path, refused):
+    exported, with_data = export(folder, tmp_path / "exported"), graph("a graph")
+    convert_model_to_external_data(with_data, location="model.onnx.data", size_threshold=0)
+    onnx.save(with_data, exported / "model.onnx")
+    data = exported / "model.onnx.data"
+    weights = data.read_bytes()
+    data.write_bytes(weights + bytes(4096))  # exporters align tensors with zeros
+    assert (written(folder, "--onnx", exported) / "onnx/model.onnx.data").read_bytes() == data.read_bytes()
+    data.write_bytes(weights + bytes(5000) + b"a note")
+    error = refusal(refused, folder, REPO, "--onnx", exported)
+    assert f"{data} has bytes from {len(weights):,} on that no tensor of its graph uses" in error
+    data.write_bytes(b"a note" + weights)
+    moved = onnx.load(exported / "model.onnx", load_external_data=False)
+    for entry in (entry for tensor in moved.graph.initializer for entry in tensor.external_data):
+        if entry.key == "offset":
+            entry.value = str(int(entry.value) + len("a note"))
+    (exported / "model.onnx").write_bytes(moved.SerializeToString())
+    assert "has bytes from 0 on that no" in refusal(refused, folder, REPO, "--onnx", exported)
 
 
 def test_weights_that_change_during_the_push_are_refused(hub, folder, tmp_path):

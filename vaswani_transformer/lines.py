@@ -201,8 +201,11 @@ def open_output(path: str | Path) -> Iterator[BinaryIO]:
         return
     path, target = Path(path), check_output(path)
     if path.exists() and not path.is_file():
-        with name_in_errors(path), path.open("wb") as stream:
-            yield stream
+        try:
+            with name_in_errors(path), path.open("wb") as stream:
+                yield stream
+        except BrokenPipeError:  # on stdout, it would be no error
+            raise InputError(f"{path}: the reader closed the pipe before everything was written") from None
         return
     with atomic_file(target) as stream:
         if path.suffix == ".gz":
