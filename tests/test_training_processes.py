@@ -227,7 +227,8 @@ def test_a_taken_port_of_another_launcher_is_named(start):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         variables = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        start(variables=variables).ends(4, f"MASTER_PORT={port}; unset those of another launcher", "address already in use")
+        said = f"MASTER_PORT={port}; unset those of another launcher"
+        start(variables=variables).ends(4, said, "address already in use")
 
 
 @pytest.mark.slow
