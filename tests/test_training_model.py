@@ -102,9 +102,9 @@ def test_a_tokenizer_that_does_not_fit_the_initial_weights_is_refused(folder):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("dropout", "abc", "^model: .*dropout.*'abc'"),
-        ("d_model", 2.5, "^model: .*d_model.*2.5"),
-        ("d_k", "many", "^model: .*d_k.*'many'"),
+        ("dropout", "abc", "^model.dropout is 'abc'; it must be float or int$"),
+        ("d_model", 2.5, "^model.d_model is 2.5; it must be int$"),
+        ("d_k", "many", "^model.d_k is 'many'; it must be int or null$"),
     ],
 )
 def test_a_config_field_of_another_type_is_named(field, value, message):
@@ -203,6 +203,13 @@ def test_sizes_other_than_those_of_the_initial_weights_are_named(folder):
 def test_the_model_defaults_to_the_length_penalty_of_the_recipe(folder, alpha, expected):
     train(recipe_of(folder, length_penalty=alpha))
     assert Translator.from_pretrained(folder / "run").search.length_penalty == expected
+
+
+def test_a_maximum_of_positions_is_refused_for_sinusoids(folder):
+    with pytest.raises(InputError, match="max_position_embeddings is 512, but sinusoids have no maximum"):
+        estimate(recipe_of(folder, model=SIZES | {"max_position_embeddings": 512}), seconds=0)
+    learned = {"max_position_embeddings": 512, "position_embedding_type": "learned"}
+    assert estimate(recipe_of(folder, model=SIZES | learned), seconds=0)["parameters"] > 512 * 16
 
 
 def test_a_finished_run_keeps_its_length_penalty(folder):

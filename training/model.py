@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -15,7 +16,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, one_line
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.hub_files import find_folder
 from vaswani_transformer.loading import load_config, load_generation_config
 from vaswani_transformer.model_folder import NEVER, ModelFolder, hash_weights, verify_manifest
@@ -42,7 +43,7 @@ def check_model_fields(settings: ModelSettings) -> None:
         if key not in known:
             raise InputError(f"model: unknown config field {key!r}{nearest(key, known)}")
     if settings.initial_weights is None:
-        with name_field():
+        with name_field(settings):
             fields = {key: value for key, value in settings.model.items() if key not in FIELDS_OF_TOKENIZERS}
             VaswaniTransformerConfig.from_preset(settings.preset, **fields)
 
@@ -63,12 +64,18 @@ def model_config(
         sizes |= {"decoder_vocab_size": target_vocabulary, "separate_vocabularies": True}
         sizes |= {"share_encoder_decoder_embeddings": False}
     before = None if settings.initial_weights is None else load_config(find_folder(settings.initial_weights)).to_dict()
-    with name_field():
+    with name_field(settings):
         if before is not None:
             # The embedding may have more rows than the tokenizer has tokens.
             config = VaswaniTransformerConfig.from_dict(before | settings.model)
         else:
             config = VaswaniTransformerConfig.from_preset(settings.preset, **(sizes | settings.model))
+    positions = settings.model.get("max_position_embeddings")
+    if positions is not None and config.learned_positions is None:  # the config of ported code may have it
+        raise InputError(
+            f"model: max_position_embeddings is {positions}, but sinusoids have no maximum; leave it out, or set "
+            "position_embedding_type to learned"
+        )
     own_tokenizer = "use the tokenizer of the weights"  # whose config differs, where the recipe gives no field
     for field, size, wanted in (
         ("vocab_size", config.vocab_size, vocabulary),
@@ -86,12 +93,24 @@ def model_config(
 
 
 @contextmanager
-def name_field() -> Iterator[None]:
-    """Raise InputError for an error of a configuration, which names the field."""
+def name_field(settings: ModelSettings) -> Iterator[None]:
+    """Raise InputError, naming the config field, for an error of a configuration."""
     try:
         yield
-    except (StrictDataclassError, ValueError, TypeError) as error:
-        raise InputError(f"model: {one_line(str(error))}") from error
+    except StrictDataclassError as error:
+        raise InputError(_wrong_type(settings, str(error))) from error
+    except (ValueError, TypeError) as error:
+        raise InputError(f"model: {' '.join(str(error).split())}") from error
+
+
+def _wrong_type(settings: ModelSettings, error: str) -> str:
+    """Return huggingface_hub's error about the type of a config field in one short line."""
+    for field in dataclasses.fields(VaswaniTransformerConfig):
+        if field.name in settings.model and f"field '{field.name}'" in error:
+            kind = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+            kinds = kind.replace(" | ", " or ").replace("None", "null")
+            return f"model.{field.name} is {reprlib.repr(settings.model[field.name])}; it must be {kinds}"
+    return f"model: {' '.join(error.split())}"
 
 
 def check_positions(config: VaswaniTransformerConfig, max_length: int) -> None:
