@@ -369,10 +369,8 @@ class Translator(ABC):
             shortest = self.target_vocabulary // LOGITS_PER_TOKEN
             lengths = [max(len(parts[i][1].ids), shortest) * settings.num_beams for i in sources]
             largest = how.batch_tokens or self._default_batch_tokens()
-            # On a CPU, smaller batches take no more time, and occupy many workers. The number of workers does not count
-            # here, so that the translations do not depend on it, not even by rounding.
             if cores is not None:
-                largest = min(largest, max(SMALLEST_DIVISION, sum(lengths) // DIVISIONS))
+                largest = divide_evenly(sum(lengths), largest)
             batches = [[sources[i] for i in batch] for batch in batches_by_length(lengths, largest)]
             return Chunk(texts, parts, batches, pool.start([[parts[i][1].ids for i in batch] for batch in batches]))
 
@@ -461,6 +459,15 @@ def pad_rows(rows: Sequence[list[int]], pad: int) -> tuple[list[list[int]], list
     longest = max(map(len, rows))
     ids = [row + [pad] * (longest - len(row)) for row in rows]
     return ids, [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
+
+
+def divide_evenly(tokens: int, batch_tokens: int) -> int:
+    """Return the size of batches that occupy many workers, at most `batch_tokens`.
+
+    On a CPU, smaller batches take no more time. The number of workers does not count here, so that the translations do
+    not depend on it, not even by rounding.
+    """
+    return min(batch_tokens, max(SMALLEST_DIVISION, tokens // DIVISIONS))
 
 
 def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
