@@ -164,11 +164,30 @@ assert found
     assert done.returncode == 0, done.stderr
 
 
+def test_a_model_whose_name_is_not_utf_8_is_refused(model_folder, tmp_path):
+    name = os.fsencode(tmp_path) + b"/\xff"
+    shutil.copytree(model_folder, os.fsdecode(name))
+    for words in (["translate", os.fsdecode(name)], ["export", "onnx", model_folder, os.fsdecode(name + b"x")]):
+        process = command(*words)
+        assert process.communicate(b"a\n")[1].startswith(f"error: {tmp_path}/\\udcff".encode())
+        assert process.returncode == 2
+
+
 def test_a_text_may_have_a_name_that_is_not_utf_8(model_folder, source, tmp_path, expected):
     name, output = (os.fsdecode(os.fsencode(tmp_path) + end) for end in (b"/\xff.en", b"/\xff.de"))
     shutil.copyfile(source, name)
     main(["translate", str(model_folder), "--input", name, "--output", output, "--device", "cpu"])
     assert Path(output).read_text(encoding="utf-8").splitlines() == expected
+
+
+def test_a_removed_current_folder_is_named(model_folder, source, tmp_path):
+    (tmp_path / "gone").mkdir()
+    words = shlex.join([sys.executable, *SCRIPT, "translate", str(model_folder), "--input", str(source)])
+    process = subprocess.run(
+        f"rmdir ../gone; {words}", shell=True, cwd=tmp_path / "gone", env=ENVIRONMENT, capture_output=True, text=True
+    )
+    said = "error: the current folder was removed, change to another one: No such file or directory\n"
+    assert (process.stderr, process.returncode) == (said, 2)
 
 
 @pytest.mark.parametrize(

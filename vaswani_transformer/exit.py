@@ -8,6 +8,7 @@ import atexit
 import gc
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -22,6 +23,7 @@ from .atomic import remove, unfinished
 from .errors import (
     ENVIRONMENT_ERRNOS,
     FULL_DISK,
+    BrokenFileError,
     InputError,
     UnavailableError,
     escape_controls,
@@ -80,6 +82,7 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
         except BaseException as error:  # a panic of a library in Rust is no Exception
             if debug:
                 print_error(traceback.format_exc().rstrip())
+            error = blame_name(error, arguments)
             report(error, name)
             raise SystemExit(explain(error)[0]) from None
     if code == INTERRUPTED:  # typer returns it instead of raising
@@ -98,8 +101,21 @@ def spare_collections() -> None:
     atexit.register(gc.freeze)
 
 
+def blame_name(error: BaseException, arguments: list[str]) -> BaseException:
+    """Return InputError for a broken file or an unexpected error if a name in the arguments is not UTF-8, else `error`.
+
+    Python opens a text of such a name; libraries in Rust and C++ cannot open such a model.
+    """
+    named = next((argument for argument in arguments if re.search("[\ud800-\udfff]", argument)), None)
+    if named is None or explain(error)[0] not in (UNEXPECTED, BrokenFileError.exit_code):
+        return error
+    return InputError(f"{named} is not UTF-8; rename it")
+
+
 def report(error: BaseException, name: str | None) -> None:
     """Print an error as one line, unless another process does so.  name: the program's name in usage hints"""
+    if isinstance(error, FileNotFoundError) and error.errno and error.filename is None:  # of os.getcwd()
+        error.filename = "the current folder was removed, change to another one"
     if isinstance(error, OSError) and error.filename is None and error.errno in FULL_DISK:
         error.filename = "stdout"  # atomic.py and lines.py name files
         discard_output(1)  # what is left in its buffer

@@ -6,6 +6,7 @@ them, and the ONNX backend works where they are not installed.
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stdout
 from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -37,15 +38,20 @@ class RegisterAfterImport(MetaPathFinder):
         return spec
 
     def execute(self, exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
-        """Execute a module as its loader does, and register the model if no import is running any more."""
-        self.running += 1
-        try:
-            exec_module(module)
-        finally:
-            self.running -= 1
-        if self.running == 0 and sys.modules.get("transformers") is not None and self in sys.meta_path:
-            sys.meta_path.remove(self)
-            register()
+        """Execute a module as its loader does, and register the model if no import is running any more.
+
+        Under `python -OO`, transformers prints on stdout, among the translations, that docstrings are missing.
+        Otherwise stdout, which belongs to all threads, stays as it is.
+        """
+        with redirect_stdout(sys.stderr) if sys.flags.optimize > 1 else nullcontext():
+            self.running += 1
+            try:
+                exec_module(module)
+            finally:
+                self.running -= 1
+            if self.running == 0 and sys.modules.get("transformers") is not None and self in sys.meta_path:
+                sys.meta_path.remove(self)
+                register()
 
 
 def register_once_imported() -> None:
