@@ -205,6 +205,13 @@ def test_the_model_defaults_to_the_length_penalty_of_the_recipe(folder, alpha, e
     assert Translator.from_pretrained(folder / "run").search.length_penalty == expected
 
 
+def test_a_maximum_of_positions_is_refused_for_sinusoids(folder):
+    with pytest.raises(InputError, match="max_position_embeddings is 512, but sinusoids have no maximum"):
+        estimate(recipe_of(folder, model=SIZES | {"max_position_embeddings": 512}), seconds=0)
+    learned = {"max_position_embeddings": 512, "position_embedding_type": "learned"}
+    assert estimate(recipe_of(folder, model=SIZES | learned), seconds=0)["parameters"] > 512 * 16
+
+
 def test_a_finished_run_keeps_its_length_penalty(folder):
     train(recipe_of(folder))
     with pytest.raises(InputError, match="holds a run that differs: length_penalty was None, is 1.2"):

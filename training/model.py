@@ -69,6 +69,12 @@ def model_config(
             config = VaswaniTransformerConfig.from_dict(before | settings.model)
         else:
             config = VaswaniTransformerConfig.from_preset(settings.preset, **(sizes | settings.model))
+    positions = settings.model.get("max_position_embeddings")
+    if positions is not None and config.learned_positions is None:  # the config of ported code may have it
+        raise InputError(
+            f"model: max_position_embeddings is {positions}, but sinusoids have no maximum; leave it out, or set "
+            "position_embedding_type to learned"
+        )
     own_tokenizer = "use the tokenizer of the weights"  # whose config differs, where the recipe gives no field
     for field, size, wanted in (
         ("vocab_size", config.vocab_size, vocabulary),
