@@ -160,8 +160,12 @@ def export_checkpoint(path: Path, out: Path, name: str) -> None:
     with create_folder(out) as new, torch.inference_mode():
         options.require({"d_k": (None,), "d_v": (None,)})  # d_model / heads
         notes = WRITERS[name](folder, new, options) or []
+        forced, rows = folder.model.generation_config.forced_bos_token_id, folder.rows["target"]
+        if forced is not None and forced >= rows:
+            options.reasons.add_setting(
+                f"forced_bos_token_id of generation_config.json is {forced}; the ids go up to {rows - 1}"
+            )
         options.reasons.raise_if_any()  # the folder is deleted
-        forced = folder.model.generation_config.forced_bos_token_id
         if forced is not None and not name.startswith("hf-"):  # transformers has the same setting
             token = repr(folder.tokens()[1][forced]) if folder.has_tokenizer() else "token"
             notes = [*notes, f"Translations begin with {token} (id {forced}), which {name} must be given as a prefix."]

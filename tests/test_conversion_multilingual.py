@@ -215,8 +215,11 @@ def test_a_token_that_the_toolkit_lacks_is_not_written(toolkit: str, tmp_path: P
     model.lm_head.bias.data[rows:] = NEVER
     model.save_pretrained(tmp_path / "ours")
     if toolkit == "hf-marian":  # the other one also refuses this model for its embeddings
+        change_json(tmp_path / "ours/generation_config.json", forced_bos_token_id=rows + 8)
+        message = refused(main, [tmp_path / "ours", tmp_path / "back", "--to", toolkit], 2)
+        assert f"forced_bos_token_id of generation_config.json is {rows + 8}; the ids go up to {rows - 1}" in message
         suppressed = [5, rows, rows + 8]
-        change_json(tmp_path / "ours/generation_config.json", suppress_tokens=suppressed)
+        change_json(tmp_path / "ours/generation_config.json", forced_bos_token_id=None, suppress_tokens=suppressed)
         main([str(tmp_path / "ours"), str(tmp_path / "back"), "--to", toolkit])
         assert json.loads((tmp_path / "back/generation_config.json").read_text())["bad_words_ids"] == [[5]]
 

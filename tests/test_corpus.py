@@ -200,6 +200,10 @@ def test_wrong_columns_and_splits_of_a_dataset_are_named(tmp_path, load_dataset,
         load_dataset("flat", target_language="fr")
     with pytest.raises(InputError, match="no split 'dev'; splits: train"):
         load_dataset("nested", "dev")
+    with pytest.raises(InputError, match="dataset_config: .*nested was made by save_to_disk and has no configurations"):
+        load_dataset("nested", dataset_config="de-en")
+    with pytest.raises(InputError, match="dataset_revision: .*nested is a folder, and only the Hub has revisions"):
+        load_dataset("nested", dataset_revision="main")
     twice = recipe_for(data=None, dataset=str(tmp_path / "flat"), train=["one", "two"])
     with pytest.raises(InputError, match="has only split None, not 'one'"):  # both would be the same text
         open_texts(twice, twice.train)

@@ -150,6 +150,25 @@ def test_a_finished_run_keeps_edited_settings(start, tmp_path, uninterrupted):
     assert (folder / "config.json").is_file()
 
 
+@pytest.mark.parametrize(
+    ("file", "fields", "message"),
+    [
+        ("generation_config.json", {"num_beams": -1}, "generation_config.json: num_beams is -1"),
+        ("config.json", {"d_model": 32}, "run/config.json: d_model is 16 in "),
+    ],
+)
+def test_a_finished_run_whose_settings_would_not_load_is_no_success(
+    start, tmp_path, uninterrupted, file, fields, message
+):
+    folder = shutil.copytree(uninterrupted(1)[0], tmp_path / "run")
+    change_json(folder / file, **fields)
+    said = start().ends(3, message, "Remove the file, and the command writes it again")
+    assert "stays as it is" not in said
+    (folder / file).unlink()
+    start().ends()
+    Translator.from_pretrained(folder)
+
+
 def test_training_learns(start, tmp_path):
     """The letters are random: a model that ignores the source reaches ln 8 = 2.08 per letter at best."""
     start(

@@ -18,6 +18,7 @@ from vaswani_transformer.model_folder import (
     MANIFEST,
     SETTINGS_FILES,
     WEIGHTS,
+    ModelFolder,
     verify_manifest,
     weight_files,
 )
@@ -25,7 +26,7 @@ from vaswani_transformer.training_run import METRICS, PROGRESS_TYPES, STATE, cur
 
 from . import checkpoints
 from .checkpoints import Progress
-from .recipe import CheckpointSettings
+from .recipe import CheckpointSettings, differences
 from .tensors import save_tensors
 
 # Entries of generation_config.json that belong to the model. The others are defaults, which each call may change: an
@@ -124,6 +125,19 @@ def is_average_of(folders: list[Path], output: Path) -> bool:
         return False
 
 
+def check_settings(output: Path, checkpoint: Path) -> None:
+    """Raise BrokenFileError if edited settings of the model in `output` are refused, or do not fit its weights."""
+    try:
+        _ = ModelFolder(output).search
+    except (BrokenFileError, InputError) as error:
+        raise BrokenFileError(f"{error}. Remove the file, and the command writes it again") from None
+    path, other = output / "config.json", checkpoint / "config.json"
+    if changes := differences(
+        read_fixed_entries(other), read_fixed_entries(path), f"{{}} is {{}} in {other}, {{}} here"
+    ):
+        raise BrokenFileError(f"{path}: {'; '.join(changes)}. Remove the file, and the command writes it again")
+
+
 def averaged_steps(settings: CheckpointSettings, last: int) -> list[int]:
     """Return the steps of the checkpoints whose average is the model of a run that ends after step `last`."""
     every = settings.save_every
@@ -150,6 +164,7 @@ def write_final_model(
     names = ", ".join(folder.name for folder in folders)
     origin = f"the average of {names}" if len(folders) > 1 else f"from {names}"
     if is_average_of(folders, output):  # its settings may have been edited since
+        check_settings(output, folders[-1])
         say(f"{output}: the model, {origin}, is complete and stays as it is")
         return
     write_model_folder(folders, output)

@@ -495,6 +495,10 @@ def _load_split(settings: TextSettings, split: str) -> tuple[Any, str, tuple[Pat
     name = cast(str, settings.dataset)
     config, revision = settings.dataset_config, settings.dataset_revision
     is_saved = Path(name).is_dir() and any((Path(name) / f).exists() for f in ("dataset_dict.json", "state.json"))
+    if is_saved and config is not None:
+        raise InputError(f"dataset_config: {name} was made by save_to_disk and has no configurations; set it to null")
+    if Path(name).is_dir() and revision is not None:
+        raise InputError(f"dataset_revision: {name} is a folder, and only the Hub has revisions; set it to null")
     fingerprint = ""
     try:
         if is_saved:
