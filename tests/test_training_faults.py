@@ -134,6 +134,7 @@ def test_wrong_input_is_a_one_line_error_before_training(start, keys, message):
         ("ACCELERATE_MIXED_PRECISION", "FP16", 2, "ACCELERATE_MIXED_PRECISION is 'FP16'; it must be no, bf16 or fp16"),
         ("ACCELERATE_MIXED_PRECISION", "", 2, "ACCELERATE_MIXED_PRECISION is ''; it must be no, bf16 or fp16"),
         ("ACCELERATE_TORCH_DEVICE", "toaster", 4, "a variable (ACCELERATE_TORCH_DEVICE=toaster;"),
+        ("ACCELERATE_TORCH_DEVICE", "meta", 4, "ACCELERATE_TORCH_DEVICE is meta; torch has no such device here"),
         ("ACCELERATE_USE_CPU", "maybe", 2, "a variable (ACCELERATE_USE_CPU=maybe;"),
     ],
 )

@@ -14,7 +14,9 @@ from training_runs import COMPILED, SMALL, STEPS, assert_same_losses, records_of
 
 from hub.provenance import Provenance
 from training.batches import batch_by_length
+from training.checkpoints import list_checkpoints
 from training.corpus import read_corpora
+from training.final_model import write_model_folder
 from training.metrics import measure_bleu
 from training.model import Network
 from training.processes import make_accelerator
@@ -247,3 +249,12 @@ def test_a_missing_or_unknown_tracker_is_named(tmp_path, monkeypatch):
         make_accelerator(None, ["tensorboard"], tmp_path, {})
     with pytest.raises(InputError, match="trackers: 'foo' is unknown to Accelerate; known: all, aim, tensorboard, "):
         make_accelerator(None, ["foo"], tmp_path, {})
+
+
+def test_a_wrong_state_of_the_models_last_checkpoint_is_named(tmp_path, uninterrupted):
+    """A run resumes from a later checkpoint if a signal ended it between two regular ones."""
+    folder = shutil.copytree(uninterrupted(1)[0], tmp_path / "run")
+    last = list_checkpoints(folder / "checkpoints")[0]
+    change_json(last / "trainer_state.json", progress={"step": 1})
+    with pytest.raises(BrokenFileError, match=r"trainer_state.json: progress: tokens is missing"):
+        write_model_folder([last], folder)

@@ -22,7 +22,7 @@ from vaswani_transformer.model_folder import (
     verify_manifest,
     weight_files,
 )
-from vaswani_transformer.training_run import METRICS, PROGRESS_TYPES, STATE, curve_figure, read_curves
+from vaswani_transformer.training_run import METRICS, PROGRESS_TYPES, STATE, check_types, curve_figure, read_curves
 
 from . import checkpoints
 from .checkpoints import Progress
@@ -109,7 +109,8 @@ def write_model_folder(folders: list[Path], output: Path) -> None:
     """Write the averaged model into a run's folder: every file appears when it is complete, config.json last."""
     with temporary_path(output / "model") as temporary:
         temporary.mkdir()
-        state = read_json_object(folders[-1] / STATE, "progress", "environment")
+        state = checkpoints.read_checkpoint_state(folders[-1])
+        check_types(f"{folders[-1] / STATE}: progress", state["progress"], PROGRESS_TYPES, required=True)
         progress = {name: state["progress"][name] for name in PROGRESS_TYPES}  # see `read_training`
         write_model(folders, temporary, progress=progress, environment=state["environment"])
         remove(output / MANIFEST)  # it describes the files that are replaced now

@@ -18,7 +18,7 @@ from torch.distributed import DistError
 from vaswani_transformer.errors import InputError, UnavailableError, one_line
 from vaswani_transformer.exit import print_error
 
-from .machine import choose_precision
+from .machine import choose_precision, this_device
 from .recipe import differences, nearest
 from .recipe_options import say_once
 
@@ -59,6 +59,8 @@ def make_accelerator(
         variables = show(launched | chosen)
         hint = f", or a variable ({variables}; unset those of another launcher)" if variables else ""
         raise kind(f"mixed_precision, trackers{hint}: {one_line(str(error))}") from error
+    if (device := accelerator.device).type not in ("cpu", this_device().type):
+        raise UnavailableError(f"ACCELERATE_TORCH_DEVICE is {device}; torch has no such device here: unset it")
     return accelerator
 
 
