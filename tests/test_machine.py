@@ -200,3 +200,15 @@ def test_a_compiler_that_cannot_work_is_refused(gpu):
         check_compiler(recipe_of(compile="yes"), CPU, True)
     check_compiler(recipe_of(compile="yes"), CPU, False)
     check_compiler(recipe_of(), CUDA, True)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "processes", "device", "advised"),
+    [(2000, 8, CUDA, 1), (8192, 8, CUDA, 2), (50000, 8, CUDA, None), (2000, 1, CUDA, None), (2000, 8, CPU, None)],
+)
+def test_gpus_that_share_a_small_step_are_a_warning(tokens, processes, device, advised):
+    warning = machine.small_share_warning(tokens, processes, device)
+    assert (warning is None) == (advised is None)
+    if warning is not None:
+        assert f"{processes} GPUs share steps of {tokens:,} tokens, {tokens // processes:,} each" in warning
+        assert f"--processes {advised}, or" in warning

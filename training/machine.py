@@ -30,6 +30,7 @@ from .recipe import BatchSettings, HardwareSettings
 # training_memory estimates 1.2 times what autograd keeps in float32, 1.9 times what it keeps in bfloat16. The rest of a
 # GPU's memory is for its libraries and for gaps between tensors.
 USABLE_MEMORY = 0.8
+SMALL_SHARE = 3_000  # tokens of a step for each GPU: half of the paper's (section 5.2)
 WORTH_COMPILING = 20_000  # steps; compiling the base model takes one to three minutes
 # On a CPU, torch's fused attention is faster than plain matrix products only for longer sentences (mean length).
 SHORT_SENTENCE = 60
@@ -152,6 +153,18 @@ def choose_micro_batches(
         if training_memory(config, settings.tokens_per_step // number, device.type) <= memory:
             return number
     return settings.max_micro_batches
+
+
+def small_share_warning(tokens_per_step: int, processes: int, device: torch.device) -> str | None:
+    """Return a warning if several GPUs divide a step that a single one could compute in about the same time."""
+    share = tokens_per_step // processes
+    if device.type != "cuda" or processes == 1 or share >= SMALL_SHARE:
+        return None
+    number = max(1, tokens_per_step // SMALL_SHARE)
+    return (
+        f"warning: {processes} GPUs share steps of {tokens_per_step:,} tokens, {share:,} each; a GPU needs more tokens "
+        f"to be busy, so train with --processes {number}, or with a larger tokens_per_step"
+    )
 
 
 def choose_compiler(

@@ -325,6 +325,9 @@ def report_setup(run: Run) -> None:
         f"attention {environment['attention']}{compiler}; "
         f"{batching.micro_batches_per_step} micro-batch{'es' if batching.micro_batches_per_step > 1 else ''} per step"
     )
+    device, tokens_per_step = run.network.accelerator.device, run.settings.batches.tokens_per_step
+    if warning := machine.small_share_warning(tokens_per_step, processes, device):
+        say(warning)
     warmup_steps = run.settings.optimizer.warmup_steps
     if warmup_steps >= steps:
         say(
