@@ -402,7 +402,7 @@ def test_a_folder_without_a_model_is_refused(folder, tmp_path, refused):
         ([REPO, "--dataset", "/private/text"], "'/private/text' is not a name on the Hub"),
         ([REPO, "--base-model", "model"], "--base-model is 'model'; it must be owner/name, such as anna/en-de"),
         ([REPO, "--example", " "], "--example is empty"),
-        ([REPO, "--message", ""], "--message is empty"),
+        *(([REPO, option, ""], f"{option} is empty") for option in ("--message", "--revision", "--tag")),
         ([REPO, "--onnx", "nowhere"], "no such folder"),
         ([REPO, "--results", "nowhere.csv"], "nowhere.csv: no such file"),
     ],
