@@ -203,6 +203,7 @@ def test_sharded_weights_are_published_with_their_index(folder):
 
 
 def test_other_files_of_the_folder_are_not_published(trained, hub, capsys):
+    (trained / "checkpoints").mkdir()
     torch.save({}, trained / "training_args.bin")  # the Trainer's, a pickle
     push(trained, REPO)
     output = capsys.readouterr().out
