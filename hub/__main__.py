@@ -38,6 +38,13 @@ def check_repo_id(parameter: typer.CallbackParam, name: str | None) -> str | Non
     return name
 
 
+def refuse_empty(parameter: typer.CallbackParam, value: str | None) -> str | None:
+    """Return the value of an option. Raises InputError for one without text, as of an unset variable of a shell."""
+    if value is not None and not value.strip():
+        raise InputError(f"{parameter.opts[0]} is empty")
+    return value
+
+
 Language = Annotated[
     str | None,
     typer.Option(help="Language code, such as en or de; default: the recipe's or the converted checkpoint's."),
@@ -56,9 +63,9 @@ def push(
     yes: Annotated[bool, typer.Option("--yes", help="Upload the files; without it, push is a dry run.")] = False,
     to_folder: Annotated[str | None, typer.Option(help="Write the files to a new folder instead; offline.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    revision: Annotated[str, typer.Option(help="Branch; created if it does not exist.")] = MAIN,
-    tag: Annotated[str | None, typer.Option(help="Tag the commit; the tag must be new.")] = None,
-    message: Annotated[str, typer.Option(help="Commit message.")] = MESSAGE,
+    revision: Annotated[str, typer.Option(callback=refuse_empty, help="Branch; created if it does not exist.")] = MAIN,
+    tag: Annotated[str | None, typer.Option(callback=refuse_empty, help="Tag the commit; the tag must be new.")] = None,
+    message: Annotated[str, typer.Option(callback=refuse_empty, help="Commit message.")] = MESSAGE,
     onnx: Annotated[
         list[str] | None,
         typer.Option(help="The output of `export onnx`, or int8=OUTPUT for model_int8.onnx; default: FOLDER/onnx."),
@@ -76,17 +83,17 @@ def push(
     ] = None,
     license: Annotated[str | None, typer.Option(help="License of the weights, such as apache-2.0.")] = None,
     example: Annotated[
-        str | None, typer.Option(help="An example sentence for the card; default: a simple one in the source language.")
+        str | None,
+        typer.Option(
+            callback=refuse_empty,
+            help="An example sentence for the card; default: a simple one in the source language.",
+        ),
     ] = None,
     keep_card: Annotated[bool, typer.Option("--keep-card", help="Keep the README.md on the Hub.")] = False,
     pictures: Annotated[
         bool, typer.Option("--pictures/--no-pictures", help="Include attention and training-curve plots in the card.")
     ] = True,
 ) -> None:
-    if example is not None and not example.strip():
-        raise InputError("--example is empty")
-    if not message.strip():
-        raise InputError("--message is empty")
     of_the_hub = {"--yes": yes, "--private": private, "--revision": revision != MAIN, "--tag": tag is not None,
                   "--message": message != MESSAGE, "--keep-card": keep_card}  # fmt: skip
     for option, is_given in of_the_hub.items():
@@ -126,7 +133,8 @@ def space(
     repo: Annotated[str, typer.Argument(callback=check_repo_id, help="The Space, owner/name.")],
     to_folder: Annotated[str, typer.Option(help="The new folder.")],
     revision: Annotated[
-        str | None, typer.Option(help="A commit or tag of the model; the Space runs the model's code.")
+        str | None,
+        typer.Option(callback=refuse_empty, help="A commit or tag of the model; the Space runs the model's code."),
     ] = None,
 ) -> None:
     from .contents import collect_space_files, write_folder

@@ -203,6 +203,7 @@ def test_sharded_weights_are_published_with_their_index(folder):
 
 
 def test_other_files_of_the_folder_are_not_published(trained, hub, capsys):
+    (trained / "checkpoints").mkdir()
     torch.save({}, trained / "training_args.bin")  # the Trainer's, a pickle
     push(trained, REPO)
     output = capsys.readouterr().out
@@ -402,7 +403,7 @@ def test_a_folder_without_a_model_is_refused(folder, tmp_path, refused):
         ([REPO, "--dataset", "/private/text"], "'/private/text' is not a name on the Hub"),
         ([REPO, "--base-model", "model"], "--base-model is 'model'; it must be owner/name, such as anna/en-de"),
         ([REPO, "--example", " "], "--example is empty"),
-        ([REPO, "--message", ""], "--message is empty"),
+        *(([REPO, option, ""], f"{option} is empty") for option in ("--message", "--revision", "--tag")),
         ([REPO, "--onnx", "nowhere"], "no such folder"),
         ([REPO, "--results", "nowhere.csv"], "nowhere.csv: no such file"),
     ],
