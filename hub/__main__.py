@@ -1,5 +1,6 @@
 """Command line of `hub`: `push` uploads a model (a dry run by default); `space` writes a Gradio Space."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,6 +46,13 @@ def refuse_empty(parameter: typer.CallbackParam, value: str | None) -> str | Non
     return value
 
 
+def check_ref(parameter: typer.CallbackParam, name: str | None) -> str | None:
+    """Return the name of a branch or a tag. Raises InputError for one that git refuses, as the Hub would later."""
+    if name is not None and (not re.fullmatch(r"[\w+][\w.+/-]*", name, re.ASCII) or ".." in name):
+        raise InputError(f"{parameter.opts[0]} {name!r} is not a branch or tag name; use letters, digits and . - _ /")
+    return name
+
+
 Language = Annotated[
     str | None,
     typer.Option(help="Language code, such as en or de; default: the recipe's or the converted checkpoint's."),
@@ -63,8 +71,8 @@ def push(
     yes: Annotated[bool, typer.Option("--yes", help="Upload the files; without it, push is a dry run.")] = False,
     to_folder: Annotated[str | None, typer.Option(help="Write the files to a new folder instead; offline.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    revision: Annotated[str, typer.Option(callback=refuse_empty, help="Branch; created if it does not exist.")] = MAIN,
-    tag: Annotated[str | None, typer.Option(callback=refuse_empty, help="Tag the commit; the tag must be new.")] = None,
+    revision: Annotated[str, typer.Option(callback=check_ref, help="Branch; created if it does not exist.")] = MAIN,
+    tag: Annotated[str | None, typer.Option(callback=check_ref, help="Tag the commit; the tag must be new.")] = None,
     message: Annotated[str, typer.Option(callback=refuse_empty, help="Commit message.")] = MESSAGE,
     onnx: Annotated[
         list[str] | None,
@@ -134,7 +142,7 @@ def space(
     to_folder: Annotated[str, typer.Option(help="The new folder.")],
     revision: Annotated[
         str | None,
-        typer.Option(callback=refuse_empty, help="A commit or tag of the model; the Space runs the model's code."),
+        typer.Option(callback=check_ref, help="A commit or tag of the model; the Space runs the model's code."),
     ] = None,
 ) -> None:
     from .contents import collect_space_files, write_folder

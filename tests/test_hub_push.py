@@ -207,7 +207,7 @@ def test_other_files_of_the_folder_are_not_published(trained, hub, capsys):
     torch.save({}, trained / "training_args.bin")  # the Trainer's, a pickle
     push(trained, REPO)
     output = capsys.readouterr().out
-    assert "not published: manifest.json, metrics.jsonl, run.json, training_args.bin" in output
+    assert "not published: checkpoints/, manifest.json, metrics.jsonl, run.json, training_args.bin" in output
     assert f"{REPO}, revision main, a new public repository: one commit with 12 of 12 files" in output
     assert "dry run: nothing was uploaded; add --yes to push" in output
     assert not hub.repos and {method for method, _, _ in hub.log} == {"GET"}
@@ -403,7 +403,12 @@ def test_a_folder_without_a_model_is_refused(folder, tmp_path, refused):
         ([REPO, "--dataset", "/private/text"], "'/private/text' is not a name on the Hub"),
         ([REPO, "--base-model", "model"], "--base-model is 'model'; it must be owner/name, such as anna/en-de"),
         ([REPO, "--example", " "], "--example is empty"),
-        *(([REPO, option, ""], f"{option} is empty") for option in ("--message", "--revision", "--tag")),
+        ([REPO, "--message", ""], "--message is empty"),
+        *(
+            ([REPO, option, name], f"{option} {name!r} is not a branch or tag name")
+            for option in ("--revision", "--tag")
+            for name in ("", "a b", "-v1", "v1..2")
+        ),
         ([REPO, "--onnx", "nowhere"], "no such folder"),
         ([REPO, "--results", "nowhere.csv"], "nowhere.csv: no such file"),
     ],
