@@ -38,14 +38,6 @@ from .toolkits.hugging_face import find_model_type
 # Printed if they differ from the paper's model.
 SETTINGS = *SWITCHES, *"max_position_embeddings d_k d_v share_encoder_decoder_embeddings tie_word_embeddings".split()
 SEARCH = ("beam_search", *(field.name for field in fields(SearchSettings)))
-# Models of known other architectures, by a file of theirs.
-CTRANSLATE2 = "it is of CTranslate2, which runs models of other toolkits; convert the checkpoint that it was made from"
-OTHER_FILES = {
-    "*.intgemm*.bin*": "it is a quantised student of Bergamot or Firefox, whose decoder is an SSRU, no self-attention; "
-    "convert the model.npz of its teacher",
-    "*_vocabulary.*": CTRANSLATE2,
-    "model/*_vocabulary.*": CTRANSLATE2,  # in Argos Translate's packages
-}
 NO_LANGUAGES_NOTE = (
     "The model has many languages, whose tokens are unknown without the vocabulary. Put the source's id in front of "
     "sources as in its toolkit, and give generate() the target's as forced_bos_token_id."
@@ -232,9 +224,17 @@ def find_names(content: Any) -> list[str]:
 
 def refuse_other_models(folder: Path) -> None:
     """Raise InputError for a folder with a model of a known other architecture."""
-    for pattern, reason in OTHER_FILES.items():
-        if (file := next(folder.glob(pattern), None)) is not None:
-            raise InputError(f"{file} cannot be converted: {reason}")
+    if (file := next(folder.glob("*.intgemm*.bin*"), None)) is not None:
+        raise InputError(
+            f"{file} cannot be converted: it is a quantised student of Bergamot or Firefox, whose decoder is an SSRU, "
+            "no self-attention; convert the model.npz of its teacher"
+        )
+    for place in (folder, folder / "model"):  # the second in Argos Translate's packages
+        if (place / "model.bin").exists() and (file := next(place.glob("*_vocabulary.*"), None)) is not None:
+            raise InputError(
+                f"{file} cannot be converted: it is of CTranslate2, which runs models of other toolkits; convert the "
+                "checkpoint that it was made from"
+            )
     kind = find_model_type(folder / "config.json")
     if kind not in (None, MODEL_TYPE, *CONVERTIBLE_TYPES):
         raise InputError(
