@@ -635,6 +635,12 @@ def test_other_archives_are_refused_by_what_they_are(tmp_path: Path, refused):
     assert "checkpoint20.npz was not loaded, and none of it was run: it is an archive of enc_emb.npy" in message
 
 
+def test_a_vocabulary_of_that_name_beside_a_checkpoint_is_no_model_of_ctranslate2(tmp_path: Path):
+    folder = shutil.copytree(golden("fairseq"), tmp_path / "theirs")
+    (folder / "en_vocabulary.txt").write_text("a\n")
+    main([str(folder), str(tmp_path / "out")])
+
+
 def test_models_of_ctranslate2_are_refused_by_name(tmp_path: Path, refused):
     pytest.importorskip("ctranslate2")
     theirs = tmp_path / "theirs"
