@@ -46,9 +46,10 @@ MASKED = torch.finfo(torch.float32).min  # the bias of positions that may not be
 class SettingTensors(NamedTuple):
     """The settings that are tensors, each of shape (), so that an exported graph takes them as inputs.
 
-    To add a setting of transformers' `generate()`, write it with its limits in SearchSettings, here and in `step`; in
-    the inputs of `start` in conversion/onnx/single_graph.py; in tests/brute_force.py, the specification of `step`; as
-    an option of `translate` in cli.py; and in the tables of docs/how-to/onnx-cpu.md and conversion/onnx/readme.py.
+    To add a setting of transformers' `generate()`, which obeys it already, write it with its limits in SearchSettings,
+    here, in `step` and in `beam_search`; in the inputs of `start` in conversion/onnx/single_graph.py; in
+    tests/brute_force.py, the specification of `step`; and as an option of `translate` in cli.py. A test in
+    test_docs.py names the other files that lack it. `serve` takes it from generation_config.json.
     """
 
     length_penalty: Tensor
