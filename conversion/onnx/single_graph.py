@@ -16,6 +16,8 @@ loops:
         drop_done_sentences        remove them from the batch
     select_best                return the best hypotheses of each sentence
 
+No node reorders the cache when beams change places: as in beam_search.py, `step` reorders a mask of its entries.
+
 torch uses one loop with an `if`. In ONNX, the results of a step without done sentences would pass through a branch of
 an If, and ONNX Runtime copies what a branch returns unchanged: in every step the cache and the encoder memory (4 MB:
 0.14 ms). Only the outer loop changes the size of the batch, so the inner one reads the memory from around it.
