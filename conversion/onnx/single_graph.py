@@ -45,6 +45,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.attention_maps import eager_copy
+from vaswani_transformer.beam_search import SettingTensors
 from vaswani_transformer.modeling_vaswani_transformer import (
     EMPTY_SCORE,
     VALID_ABOVE,
@@ -130,8 +131,7 @@ def initial_values(op: GraphBuilder, graphs: SearchGraphs, beams: str, vocabular
     own, common = op.Abs("extra_length"), op.Abs("max_new_tokens")
     own = op.Add(op.Squeeze(op.Shape("input_ids", start=1), [0]), own)
     longest = op.Where(op.Greater(common, 0), common, own)
-    settings = ["length_penalty", "early_stopping", "extra_length", "max_new_tokens", "min_new_tokens"]
-    settings += REPETITION if repetition else []
+    settings = [name for name in SettingTensors._fields if repetition or name not in REPETITION]
     inputs = [*IDS, *(op.Range(0, size, 1) for size in (beams, longest, initial_live)), *settings]
     initial = {name: f"first.{name}" for name in graphs.types}
     op.inline(graphs.start, "start.", inputs, [*initial.values()])
