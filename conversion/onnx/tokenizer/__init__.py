@@ -3,9 +3,9 @@
     text, and the settings of the search, without num_return_sequences
     -> translations, scores
 
-Only tokenizer.json counts, not the class that tokenizer_config.json names. For other classes, `convert` writes it:
-of a model of transformers `read_fast_tokenizer` in toolkits/hugging_face.py, of other files segmentation.py and
-sentencepiece_model.py. `list_unsupported` in bpe.py and unigram.py refuses what the operators cannot do.
+The tokenizer is tokenizer.json, whatever class tokenizer_config.json names. `convert` writes it for other classes, in
+segmentation.py, sentencepiece_model.py, or `read_fast_tokenizer` of toolkits/hugging_face.py. bpe.py and unigram.py
+refuse what the operators cannot do.
 
 It needs ONNX Runtime and no other file. Two operators are ONNX Runtime extensions, not standard ones (see encode.py),
 so it does not replace `model.onnx`.
