@@ -11,7 +11,6 @@ Trains the paper's base model in bfloat16 with 50,000 tokens per step, divided a
 between two lines of metrics.jsonl counts, which excludes the first steps: they allocate memory and choose kernels.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import torch
 import typer
 
 from vaswani_transformer.errors import InputError, UnavailableError
+from vaswani_transformer.training_run import METRICS, read_metrics
 
 from .harness import report, run
 from .options import DataFolder, Device, Record
@@ -83,7 +83,7 @@ def tokens_per_second(options: list[str], folder: Path, device: str, processes: 
     done = subprocess.run([*start, *options], stdout=sys.stderr, env=environment)
     if done.returncode:
         raise UnavailableError(f"training in {processes} processes ended with exit code {done.returncode}, see above")
-    records = map(json.loads, (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    records = read_metrics(output / METRICS)
     return max(record["tokens_per_second"] for record in records if "tokens_per_second" in record)
 
 

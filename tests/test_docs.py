@@ -756,6 +756,21 @@ def test_the_python_reference_describes_every_setting_of_a_translation():
             assert re.search(rf"^\| `{kind.__name__}\.{field.name} = .*` \| \w", text, re.MULTILINE), field.name
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        "conversion/onnx/README.template conversion/onnx/readme.py",
+        "docs/explanation/search.md",
+        "docs/how-to/onnx-cpu.md",
+        "hub/space-static/translator.js",
+        "vaswani_transformer/cli.py",
+    ],
+)
+def test_every_setting_of_the_search_is_named_where_users_set_it(files):
+    text = "".join((ROOT / file).read_text(encoding="utf-8") for file in files.split())
+    assert [field.name for field in fields(SearchSettings) if not re.search(rf"\b{field.name}\b", text)] == []
+
+
 def test_the_notebook_is_built_from_its_script():
     notebook = load_program("notebook")
     script = ROOT / "examples" / "annotated_transformer.py"

@@ -1,5 +1,8 @@
 """Label-smoothed cross-entropy (section 5.4), computed in chunks, never for all (tokens, vocabulary) logits at once.
 
+It is the loss of a training run; `label_smoothed_cross_entropy` of the model is the same for other training programs.
+Padding has no loss, because only the decoder's states at real tokens reach the chunks (`target_positions`).
+
 It replaces torch 2.13's F.linear_cross_entropy, which takes 1.3 times as long and twelve times the memory on a CPU,
 returns no separate -log p, and is missing in torch 2.11.
 """

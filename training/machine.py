@@ -140,7 +140,7 @@ def choose_micro_batches(
     """Return the number of micro-batches of a step.
 
     "auto": on GPUs the smallest multiple of `processes` with which a process fits into its memory, at most 8, because
-    starting the kernels of a small micro-batch takes the host longer than computing it takes the GPU.
+    starting the kernels of a small micro-batch takes the host longer than computing it takes the GPU; elsewhere 8.
     A resumed run keeps its number, because it determines the pairs of a step, unless the recipe now allows fewer, so
     that a pair might not fit into them.
     """

@@ -38,7 +38,7 @@ from .modeling_vaswani_transformer import (
     searches_as_transformers,
     target_vocab_size,
 )
-from .search_vaswani_transformer import NO_MAXIMUM, SearchSettings
+from .search_vaswani_transformer import NO_MAXIMUM, SearchSettings, as_numbers
 
 MASKED = torch.finfo(torch.float32).min  # the bias of positions that may not be attended to
 
@@ -46,13 +46,13 @@ MASKED = torch.finfo(torch.float32).min  # the bias of positions that may not be
 class SettingTensors(NamedTuple):
     """The settings that are tensors, each of shape (), so that an exported graph takes them as inputs.
 
-    To add a setting of transformers' `generate()`, write it with its limits in SearchSettings, here and in `step`; in
-    the inputs of `start` in conversion/onnx/single_graph.py; in tests/brute_force.py, the specification of `step`; as
-    an option of `translate` in cli.py; and in the tables of docs/how-to/onnx-cpu.md and conversion/onnx/readme.py.
+    To add a setting of transformers' `generate()`, which obeys it already, write it with its limits in SearchSettings,
+    here and in `step`; in tests/brute_force.py, the specification of `step`; and as an option of `translate` in cli.py.
+    A test in test_docs.py names the other files that lack it. `serve` takes it from generation_config.json.
     """
 
     length_penalty: Tensor
-    lookahead: Tensor
+    early_stopping: Tensor  # `SearchSettings.lookahead`
     extra_length: Tensor
     max_new_tokens: Tensor  # 0: no common maximum
     min_new_tokens: Tensor
@@ -184,7 +184,7 @@ def search_constants(
     longest: int,
 ) -> Constants:
     """Compute the constants of a search; arguments as in `start`."""
-    alpha, lookahead = settings.length_penalty, settings.lookahead
+    alpha, lookahead = settings.length_penalty, settings.early_stopping
     config, encoding, device = model.config, model.model.decoder.positional_encoding, alpha.device
     positional_encoding = encoding(0, longest + 1 if encoding.maximum is None else encoding.maximum, device)
     # The 2 x beams best continuations of a sentence are among the 2 x beams best of each of its hypotheses; suppressed
@@ -361,6 +361,7 @@ def beam_search(
     """
     device, pad, beams = input_ids.device, cast(int, model.config.pad_token_id), settings.num_beams
     scalar = functools.partial(torch.tensor, device=device)
+    numbers = as_numbers(settings, repetition=bool(settings.repetition))
     awaits_all = settings.lookahead < 0 or searches_as_transformers(model)
     awaited = beams if awaits_all else settings.num_return_sequences
     last_index = scalar([awaited - 1])
@@ -368,15 +369,7 @@ def beam_search(
         model,
         input_ids,
         attention_mask,
-        SettingTensors(
-            length_penalty=scalar(float(settings.length_penalty)),
-            lookahead=scalar(settings.lookahead),
-            extra_length=scalar(settings.extra_length),
-            max_new_tokens=scalar(settings.max_new_tokens or 0),
-            min_new_tokens=scalar(settings.min_new_tokens),
-            no_repeat_ngram_size=scalar(settings.no_repeat_ngram_size) if settings.repetition else None,
-            repetition_penalty=scalar(settings.repetition_penalty) if settings.repetition else None,
-        ),
+        SettingTensors(**{name: scalar(numbers[name]) for name in SettingTensors._fields if name in numbers}),
         beams,
         longest=settings.max_new_tokens or input_ids.shape[1] + settings.extra_length,
         initial_live=count_initial_hypotheses(beams, target_vocab_size(model.config)),

@@ -5,7 +5,6 @@ can be exported, and one matrix product computes the queries, keys and values of
 with one token per live hypothesis, and `decode_whole` with all tokens of given translations, for their attention.
 """
 
-import math
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -37,7 +36,6 @@ class CachedDecoder(nn.Module):
         self.lm_head, self.end = model.lm_head, model.config.eos_token_id
         self.start = model.config.decoder_start_token_id
         self.searches_as_transformers = searches_as_transformers(model)
-        self.scale = math.sqrt(model.config.d_model)
         attentions = [layer.self_attn for layer in self.decoder.layers]
         self.projections = nn.ModuleList(fuse_layers(a.q_proj, a.k_proj, a.v_proj) for a in attentions)
 
@@ -75,8 +73,7 @@ class CachedDecoder(nn.Module):
             cross_attentions.append(weights)
             return output
 
-        hidden = self.decoder.embed_tokens(tokens) * self.scale
-        hidden = hidden + encoding.to(hidden.dtype)
+        hidden = self.decoder.add_positions(self.decoder.embed_tokens(tokens), encoding)
         for i, layer in enumerate(self.decoder.layers):
             hidden = layer.add_and_norm(hidden, layer.self_attn_norm, lambda x, i=i: self_attention(i, x))
             hidden = layer.add_and_norm(hidden, layer.cross_attn_norm, lambda x, i=i: cross_attention(i, x))

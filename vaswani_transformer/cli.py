@@ -538,9 +538,9 @@ def plot_curve(
     run: Annotated[str, typer.Option(help="The output folder of the run, with metrics.jsonl.")],
     output: Picture,
 ) -> None:
-    from .training_run import curve_figure, read_curves
+    from .training_run import METRICS, curve_figure, read_curves
 
-    save_picture(curve_figure(read_curves(Path(run) / "metrics.jsonl")), output)
+    save_picture(curve_figure(read_curves(Path(run) / METRICS)), output)
 
 
 @app.command(help="Describe this machine, the installation and a model.")

@@ -375,7 +375,11 @@ class Stack(VaswaniTransformerPreTrainedModel):
             raise ValueError("give either token ids or embeddings, and not both")
         embeddings = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         encoding = self.positional_encoding(start, embeddings.shape[1], embeddings.device)
-        return self.dropout(embeddings * math.sqrt(self.config.d_model) + encoding.to(embeddings.dtype))
+        return self.dropout(self.add_positions(embeddings, encoding))
+
+    def add_positions(self, embeddings: Tensor, encoding: Tensor) -> Tensor:
+        """Scale embeddings (batch, length, d_model), and add the encoding of the positions, (1 or length, d_model)."""
+        return embeddings * math.sqrt(self.config.d_model) + encoding.to(embeddings.dtype)
 
     def expand_source_mask(self, mask: Tensor | None) -> Tensor | None:
         """Expand a mask (batch, source) to bool (batch, 1, 1, source) for SDPA on a GPU; return others unchanged.

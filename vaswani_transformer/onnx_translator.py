@@ -23,7 +23,7 @@ from .errors import BrokenFileError, InputError, UnavailableError, as_input_erro
 from .files import check_readable
 from .hub_files import find_folder
 from .model_folder import ADAPTER, FIXED_ENTRIES, ONNX, ModelFolder, check_graph, refuse_adapter
-from .search_vaswani_transformer import BEAM_SEARCHES, REPETITION, SearchSettings, check_number
+from .search_vaswani_transformer import BEAM_SEARCHES, REPETITION, SearchSettings, as_numbers, check_number
 from .translator import Translator, pad_rows
 from .workers import BatchSearch, Found, Sources, count_cores
 
@@ -204,16 +204,12 @@ class OnnxSearch(BatchSearch):
 
 
 def graph_inputs(settings: SearchSettings, repetition: bool = False) -> dict[str, np.ndarray]:
-    """Return the scalar inputs of a graph, in its order. The value of early_stopping is `SearchSettings.lookahead`.
+    """Return the scalar inputs of a graph, in its order, see `as_numbers`.
 
     repetition: whether the graph has inputs for the settings against repetitions
     """
-    values = {name: value for name, value in vars(settings).items() if repetition or name not in REPETITION} | {
-        "early_stopping": settings.lookahead,
-        "max_new_tokens": settings.max_new_tokens or 0,  # see SettingTensors in beam_search.py
-    }
-    types = {"length_penalty": np.float32, "repetition_penalty": np.float32}
-    return {name: np.asarray(value, types.get(name, np.int64)) for name, value in values.items()}
+    types = {float: np.float32, int: np.int64}
+    return {name: np.asarray(value, types[type(value)]) for name, value in as_numbers(settings, repetition).items()}
 
 
 def built_in_values(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, str]:

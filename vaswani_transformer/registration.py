@@ -65,7 +65,8 @@ def register_once_imported() -> None:
 def register() -> None:
     """Register the model with AutoConfig, AutoModel, AutoModelForSeq2SeqLM and `pipeline("translation")`.
 
-    Does nothing without torch: transformers then has no models either.
+    The last needs the only change to transformers itself, see `register_pipeline`. Does nothing without torch:
+    transformers then has no models either.
     """
     if find_spec("torch") is None:
         return

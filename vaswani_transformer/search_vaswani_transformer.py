@@ -132,6 +132,19 @@ class SearchSettings:
         return cls(**{"num_beams": 1, "length_penalty": 1.0, "early_stopping": False} | given)
 
 
+def as_numbers(settings: SearchSettings, repetition: bool) -> dict[str, int | float]:
+    """Return the settings as a search in tensors takes them: `lookahead` as early_stopping, 0 for no max_new_tokens.
+
+    repetition: with the settings against repetitions
+    """
+    values = vars(settings) | {
+        "length_penalty": float(settings.length_penalty),
+        "early_stopping": settings.lookahead,
+        "max_new_tokens": settings.max_new_tokens or 0,
+    }
+    return {name: value for name, value in values.items() if repetition or name not in REPETITION}
+
+
 def is_beam_search_of_transformers(value: Any) -> bool:
     """Return whether a model's search follows the rules of transformers instead of the paper's.
 

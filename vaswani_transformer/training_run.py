@@ -1,4 +1,7 @@
-"""The record of a training run: run.json, metrics.jsonl, its progress, its curve, its results."""
+"""The record of a training run: run.json, metrics.jsonl, its progress, its curve, its results.
+
+training/ writes these files (metrics.jsonl in report.py); everything else reads them with this module.
+"""
 
 import json
 import reprlib

@@ -99,6 +99,10 @@ class Hypothesis:
 class NotFiniteError(BrokenFileError):
     """The model's log-probabilities of a text are NaN or infinite, so that no translation has a score.
 
+    Both searches keep NaN up to the score, by the same rule in `collect_results` of beam_search.py and in
+    `collect_hypotheses` of conversion/onnx/single_graph.py. `generate()` raises its own error, in
+    `RunningSearch.check_end`.
+
     index: of the text, from 0.  place: what errors call the text
     """
 

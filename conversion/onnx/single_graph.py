@@ -16,6 +16,8 @@ loops:
         drop_done_sentences        remove them from the batch
     select_best                return the best hypotheses of each sentence
 
+No node reorders the cache when beams change places: as in beam_search.py, `step` reorders a mask of its entries.
+
 torch uses one loop with an `if`. In ONNX, the results of a step without done sentences would pass through a branch of
 an If, and ONNX Runtime copies what a branch returns unchanged: in every step the cache and the encoder memory (4 MB:
 0.14 ms). Only the outer loop changes the size of the batch, so the inner one reads the memory from around it.
@@ -43,6 +45,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.attention_maps import eager_copy
+from vaswani_transformer.beam_search import SettingTensors
 from vaswani_transformer.modeling_vaswani_transformer import (
     EMPTY_SCORE,
     VALID_ABOVE,
@@ -128,8 +131,7 @@ def initial_values(op: GraphBuilder, graphs: SearchGraphs, beams: str, vocabular
     own, common = op.Abs("extra_length"), op.Abs("max_new_tokens")
     own = op.Add(op.Squeeze(op.Shape("input_ids", start=1), [0]), own)
     longest = op.Where(op.Greater(common, 0), common, own)
-    settings = ["length_penalty", "early_stopping", "extra_length", "max_new_tokens", "min_new_tokens"]
-    settings += REPETITION if repetition else []
+    settings = [name for name in SettingTensors._fields if repetition or name not in REPETITION]
     inputs = [*IDS, *(op.Range(0, size, 1) for size in (beams, longest, initial_live)), *settings]
     initial = {name: f"first.{name}" for name in graphs.types}
     op.inline(graphs.start, "start.", inputs, [*initial.values()])

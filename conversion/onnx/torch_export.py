@@ -14,6 +14,7 @@ from torch.export import Dim
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.beam_search import Constants, Memory, SearchState, SettingTensors, start, step
 from vaswani_transformer.cached_decoder import CachedDecoder
+from vaswani_transformer.search_vaswani_transformer import SearchSettings, as_numbers
 
 from .graph_builder import OPSET, type_without_sizes
 from .rewrite import simplify
@@ -112,7 +113,9 @@ def export_search(model: Model, attention: bool, repetition: bool) -> SearchGrap
     repetition: with the settings against repetitions
     """
     ids = torch.full((EXAMPLE_BATCH, SOURCE_LENGTH), 2)
-    settings = [*map(torch.tensor, (0.6, 5, 50, 0, 0, *((2, 1.3) if repetition else ())))]
+    example = SearchSettings(early_stopping=5, no_repeat_ngram_size=2, repetition_penalty=1.3)
+    numbers = as_numbers(example, repetition)
+    settings = [torch.tensor(numbers[name]) for name in SettingTensors._fields if name in numbers]
     start_inputs = (ids, torch.ones_like(ids), *map(torch.arange, (BEAMS, LONGEST, LIVE)), *settings)
     sizes = [{0: Dim.AUTO}] * 3
     start_axes = (ROWS_AND_COLUMNS, ROWS_AND_COLUMNS, *sizes, tuple({} for _ in settings))

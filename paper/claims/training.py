@@ -12,7 +12,7 @@ from training.train import train
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.files import read_json_object
 from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
-from vaswani_transformer.training_run import read_curves
+from vaswani_transformer.training_run import METRICS, read_curves
 
 from ..plots import make_panels, plot_curves, plot_intervals
 from ..table3 import RECIPE, nats_per_token
@@ -49,7 +49,7 @@ def measure_losses(recipe: Recipe) -> Measurements:
 
 def read_losses(recipe: Recipe) -> dict[str, dict[int, float]]:
     """Return the curves of a trained model, {"loss": {step: loss}, "validation_loss": ...}."""
-    return read_curves(Path(recipe.output_dir) / "metrics.jsonl")
+    return read_curves(Path(recipe.output_dir) / METRICS)
 
 
 def keep_first_losses(measurements: Measurements) -> Measurements:

@@ -3,6 +3,10 @@
     text, and the settings of the search, without num_return_sequences
     -> translations, scores
 
+The tokenizer is tokenizer.json, whatever class tokenizer_config.json names. `convert` writes it for other classes, in
+segmentation.py, sentencepiece_model.py, or `read_fast_tokenizer` of toolkits/hugging_face.py. bpe.py and unigram.py
+refuse what the operators cannot do.
+
 It needs ONNX Runtime and no other file. Two operators are ONNX Runtime extensions, not standard ones (see encode.py),
 so it does not replace `model.onnx`.
 

@@ -8,7 +8,6 @@ from typing import Any
 from tokenizers import normalizers
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from vaswani_transformer.errors import InputError
 from vaswani_transformer.sentences_vaswani_transformer import clean_text
 from vaswani_transformer.tokenization import make_normalizer
 
@@ -20,6 +19,7 @@ from .source import (
     list_unsupported_ends,
     read_tokenizer_json,
     read_type,
+    refuse_unsupported,
 )
 from .trie import SparseTable, build_sparse_table
 
@@ -39,11 +39,7 @@ class ByteLevelBPE(SourceTokenizer):
     def read(cls, folder: Path) -> "ByteLevelBPE":
         """Read the tokenizer of a folder. Raises InputError naming everything that the operators do not support."""
         content, settings = read_tokenizer_json(folder)
-        if found := list_unsupported(content, settings):
-            raise InputError(
-                f"{folder / 'tokenizer.json'}: --text needs a byte-level BPE as `vaswani-transformer tokenizer` trains "
-                f"it, or a unigram model of SentencePiece as `convert` writes it; this one has {'; '.join(found)}"
-            )
+        refuse_unsupported(folder, list_unsupported(content, settings))
         merges = [tuple(merge.split(" ")) if isinstance(merge, str) else merge for merge in content["model"]["merges"]]
         return cls(
             clean=clean_text,

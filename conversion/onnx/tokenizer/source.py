@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from vaswani_transformer.errors import InputError
 from vaswani_transformer.files import read_json_object
 from vaswani_transformer.tokenizer_files import keep_symbols, read_tokenizer_settings
 
@@ -53,6 +54,15 @@ def list_unsupported_ends(content: dict[str, Any], settings: dict[str, Any]) -> 
     if not settings.get("split_special_tokens"):
         found.append("split_special_tokens false (tokenizer_config.json), which turns typed text into control tokens")
     return found
+
+
+def refuse_unsupported(folder: Path, found: list[str]) -> None:
+    """Raise InputError naming the fields that the operators do not support, if any were found."""
+    if found:
+        raise InputError(
+            f"{folder / 'tokenizer.json'}: --text needs a byte-level BPE as `vaswani-transformer tokenizer` trains it, "
+            f"or a unigram model of SentencePiece as `convert` writes it; this one has {'; '.join(found)}"
+        )
 
 
 def find_end(template: dict[str, Any]) -> list[int]:

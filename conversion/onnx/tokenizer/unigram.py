@@ -13,7 +13,6 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from vaswani_transformer.errors import InputError
 from vaswani_transformer.sentences_vaswani_transformer import choose_cleaning
 
 from .charsmap import Charsmap
@@ -25,6 +24,7 @@ from .source import (
     list_unsupported_ends,
     read_tokenizer_json,
     read_type,
+    refuse_unsupported,
 )
 
 SPACE = "▁"
@@ -67,11 +67,7 @@ class Unigram(SourceTokenizer):
             found.append(f"normalizer {json.dumps(steps[0])[:80]}" if steps else f"normalizer without {SPACE}")
         if split is None:
             found.append(f"pre_tokenizer {json.dumps(content['pre_tokenizer'])[:80]}")
-        if found:
-            raise InputError(
-                f"{folder / 'tokenizer.json'}: --text needs a unigram model of SentencePiece as `convert` writes it, "
-                f"or a byte-level BPE as `vaswani-transformer tokenizer` trains it; this one has {'; '.join(found)}"
-            )
+        refuse_unsupported(folder, found)
         symbols = list_symbols(content)
         loaded = Tokenizer.from_str(json.dumps(content))
         # The library reads a score with an error of one bit now and then; here they are as it has read them.
