@@ -91,9 +91,9 @@ class Provenance:
             if (value := stated.get(name)) is not None and not re.fullmatch(pattern, value, re.ASCII):
                 raise InputError(f"--{name.replace('_', '-')} {value!r} is not {kind}")
         self.stated = stated
-        source, target = read_languages(folder) or (None, None)
-        self.source = stated.get("source_language") or source
-        self.target = stated.get("target_language") or target
+        source, target = map(last_component, read_languages(folder) or ("", ""))
+        self.source = stated.get("source_language") or source or None
+        self.target = stated.get("target_language") or target or None
         self.targets = list(targets) or ([self.target] if self.target else [])
 
     def matching_rows(self, weights_sha256: str, results: Sequence[Path]) -> list[dict[str, str]]:
