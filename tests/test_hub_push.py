@@ -482,6 +482,14 @@ def test_a_converted_model_is_published_with_its_search(tmp_path: Path) -> None:
 PASSWORD = "https://ann:secret@example.org/data"
 
 
+def test_a_run_that_goes_on_is_refused(trained, refused):
+    """The recipe and the losses would not be those of the model."""
+    with (trained / "metrics.jsonl").open("a") as log:
+        log.write('{"event": "validation", "step": 500, "validation_loss": 1.5}\n')
+    said = "its model is of step 400, and metrics.jsonl goes on to step 500: the run was continued"
+    assert said in refusal(refused, trained, REPO)
+
+
 def test_folders_and_passwords_are_left_out_of_languages_and_commands(trained):
     change_recipe(trained, source_language="/home/ann/en", target_language=PASSWORD)
     change_json(trained / "run.json", command=f"train --tokenizer {PASSWORD}")
