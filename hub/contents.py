@@ -408,7 +408,7 @@ def collect_space_files(repo: str, model: str, revision: str | None) -> Files:
 def refuse_secrets(files: Files) -> None:
     """Raise InputError naming a file with an access token, a password or a private key.
 
-    The same applies to a setting that names a folder or has a number that JSON lacks.
+    The same applies to a setting that is free text, such as a folder or HTML, or has a number that JSON lacks.
     """
     for name, content in files.items():
         if not isinstance(content, bytes):
@@ -420,10 +420,13 @@ def refuse_secrets(files: Files) -> None:
                 f"{name} contains an access token, a password or a private key{records * (name == 'README.md')}; "
                 "remove it before publishing"
             )
-        if name.endswith(("config.json", EXPORT_RECORD)):
+        if name.endswith("config.json"):
             for field, value in json.loads(content).items():
-                if field not in SPECIAL_TOKENS and (path := find_path(value)):
-                    raise InputError(f"{name}: {field} names the path {path!r:.80}; remove it before publishing")
+                if field not in SPECIAL_TOKENS and (text := find_text(value)):
+                    raise InputError(
+                        f"{name}: {field} has the text {text!r:.80}; a setting is a name or a number: remove it before "
+                        "publishing"
+                    )
                 try:
                     json.dumps(value, allow_nan=False)
                 except ValueError:
@@ -433,12 +436,12 @@ def refuse_secrets(files: Files) -> None:
                     ) from None
 
 
-def find_path(value: Any) -> str | None:
-    """Return a string with a slash or backslash in a value of JSON, which is no setting of this package, or None."""
+def find_text(value: Any) -> str | None:
+    """Return a string in a value of JSON that is not like the names and versions in settings, or None."""
     if isinstance(value, str):
-        return value if "/" in value or "\\" in value else None
+        return None if re.fullmatch(r"[\w .+-]*", value, re.ASCII) else value
     parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
-    return next(filter(None, map(find_path, parts)), None)
+    return next(filter(None, map(find_text, parts)), None)
 
 
 def refuse_links(folder: Path) -> None:

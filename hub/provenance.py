@@ -69,7 +69,8 @@ class Provenance:
 
         weights_sha256: the hash that its rows must have.  results: CSV files in addition to the shipped ones
         targets: the languages of the model's tokens
-        Raises InputError for a results file without a row of this model; BrokenFileError for the files of the folder.
+        Raises InputError for a results file without a row of this model and for a run that goes on; BrokenFileError
+        for the files of the folder.
         """
         is_of_run = verify_manifest(folder)  # else run.json may describe weights that others have replaced
         self.run = read_run(folder) if is_of_run else {}
@@ -85,15 +86,21 @@ class Provenance:
         self.curves = read_curves(log) if is_of_run and log.is_file() else {}
         training = read_training(folder) if is_of_run else {}
         self.progress, self.environment = training.get("progress", {}), training.get("environment", {})
+        last = max((step for curve in self.curves.values() for step in curve), default=0)
+        if last > (step := self.progress.get("step", last)):
+            raise InputError(
+                f"{folder}: its model is of step {step}, and {METRICS} goes on to step {last}: the run was continued; "
+                "push when its training has ended, or push one of its checkpoints"
+            )
         self.notes = list(read_lines(notes))[2:] if notes.is_file() else []
         self.results = self.matching_rows(weights_sha256, results)
         for name, (pattern, kind) in STATED.items():
             if (value := stated.get(name)) is not None and not re.fullmatch(pattern, value, re.ASCII):
                 raise InputError(f"--{name.replace('_', '-')} {value!r} is not {kind}")
         self.stated = stated
-        source, target = read_languages(folder) or (None, None)
-        self.source = stated.get("source_language") or source
-        self.target = stated.get("target_language") or target
+        source, target = map(last_component, read_languages(folder) or ("", ""))
+        self.source = stated.get("source_language") or source or None
+        self.target = stated.get("target_language") or target or None
         self.targets = list(targets) or ([self.target] if self.target else [])
 
     def matching_rows(self, weights_sha256: str, results: Sequence[Path]) -> list[dict[str, str]]:

@@ -110,11 +110,11 @@ def test_libraries_that_load_the_split_layout_get_the_token(tmp_path: Path) -> N
     assert (written["forced_bos_token_id"], written["bad_words_ids"]) == (100, [[0], [1], [9]])
 
 
-@pytest.mark.parametrize("token", [-1, 10**6, "de", 2.0, True, 2, 1])
+@pytest.mark.parametrize("token", [-1, 10**6, "de", 2.0, True, 2, 1, 9])
 def test_an_impossible_token_is_named(token: object, tmp_path: Path) -> None:
-    """2 is </s>, 1 the padding that suppress_tokens forbids."""
+    """2 is </s>, 1 the padding, and suppress_tokens forbids 9."""
     folder = saved_model(tmp_path / "model")
-    change_json(folder / "generation_config.json", forced_bos_token_id=token)
+    change_json(folder / "generation_config.json", forced_bos_token_id=token, suppress_tokens=[0, 9])
     said = f"generation_config.json: forced_bos_token_id is {json.loads(json.dumps(token))!r}"
     with pytest.raises(BrokenFileError, match=said):
         Translator.from_pretrained(folder, device="cpu")

@@ -133,6 +133,13 @@ def test_a_field_adds_nothing_but_text(folder, translator, place, name):
     check_field(folder, translator, place, name, WORST)
 
 
+@pytest.mark.parametrize(
+    ("place", "name"), [field for field in FIELDS if field[0] in ("run.json", "manifest.json", "conversion.json")]
+)
+def test_a_record_names_no_folder(folder, translator, place, name):
+    assert "/home" not in card_with(folder, translator, place, name, "/home/ann/en")
+
+
 def test_regions_of_languages_in_the_metadata_have_no_controls(folder, translator):
     card = card_with(folder, translator, "conversion.json", "target_lang", "en_GB\u202e\u3164")
     details = yaml.safe_load(card.split("---\n")[1])["language_details"]

@@ -96,6 +96,16 @@ def test_without_a_length_penalty_scores_use_the_default_of_generate(translate, 
     assert found == expected
 
 
+@pytest.mark.parametrize("beams", [1, 4])
+def test_scores_have_the_penalty_of_repetitions(translate, translator, beams):
+    settings = {"num_beams": beams, "repetition_penalty": 1.5}
+    found = translate(TEXTS, return_scores=True, **settings)
+    expected = [best for (best,) in translator.find_hypotheses(TEXTS, **settings)]
+    assert [translation["translation_text"] for translation in found] == [best.text for best in expected]
+    scores = [translation["score"] for translation in found]
+    assert scores == pytest.approx([best.score for best in expected], abs=1e-4)
+
+
 def test_greedy_scores_equal_forced_decoding(translate, translator):
     (found,) = translate(TEXTS[:1], num_beams=1, length_penalty=0.0, return_scores=True)
     ids = translate(TEXTS[:1], num_beams=1, return_tensors=True)[0]["translation_token_ids"]

@@ -482,16 +482,25 @@ def test_a_converted_model_is_published_with_its_search(tmp_path: Path) -> None:
 PASSWORD = "https://ann:secret@example.org/data"
 
 
-def test_an_address_with_a_password_is_refused(trained, refused):
-    change_recipe(trained, source_language=PASSWORD)
-    assert "README.md contains an access token, a password or" in refusal(refused, trained, REPO)
-    change_recipe(trained, source_language="en")
+def test_a_run_that_goes_on_is_refused(trained, refused):
+    """The recipe and the losses would not be those of the model."""
+    with (trained / "metrics.jsonl").open("a") as log:
+        log.write('{"event": "validation", "step": 500, "validation_loss": 1.5}\n')
+    said = "its model is of step 400, and metrics.jsonl goes on to step 500: the run was continued"
+    assert said in refusal(refused, trained, REPO)
+
+
+def test_folders_and_passwords_are_left_out_of_languages_and_commands(trained):
+    change_recipe(trained, source_language="/home/ann/en", target_language=PASSWORD)
     change_json(trained / "run.json", command=f"train --tokenizer {PASSWORD}")
-    assert "train --tokenizer https://example.org/data\n" in (written(trained) / "README.md").read_text()
+    card = (written(trained) / "README.md").read_text()
+    assert "train --tokenizer https://example.org/data\n" in card
+    assert "English to https://example.org/data" in card
+    assert "/home" not in card and "secret" not in card
 
 
-@pytest.mark.parametrize("path", ["/home/ann/runs", "../ann/runs", r"C:\ann"])
-def test_paths_in_settings_are_refused(exported, tmp_path, refused, path):
+@pytest.mark.parametrize("text", ["/home/ann/runs", r"C:\ann", "<img>", "\x1b[31m", "\u202e5.0"])
+def test_text_in_settings_is_refused(exported, tmp_path, refused, text):
     folder = shutil.copytree(exported / "model", tmp_path / "model")
     shutil.copytree(exported / "onnx", folder / "onnx")
     for name, field in (
@@ -501,9 +510,9 @@ def test_paths_in_settings_are_refused(exported, tmp_path, refused, path):
         places = {name, f"onnx/{name}"} if field == "model_input_names" else {name}  # which must be equal
         before = {place: (folder / place).read_text() for place in places}
         for place in places:
-            change_json(folder / place, **{field: [path] if field == "model_input_names" else path})
+            change_json(folder / place, **{field: [text] if field == "model_input_names" else text})
         error = refusal(refused, folder, REPO)
-        assert f"{name}: {field} names the path {path!r}; remove it" in error
+        assert f"{name}: {field} has the text {text!r}; a setting is a name" in error
         for place, content in before.items():
             (folder / place).write_text(content)
 

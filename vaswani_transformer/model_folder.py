@@ -406,9 +406,9 @@ def read_generation_config(path: Path, config: dict[str, Any]) -> dict[str, Any]
     for field, (holds, rule) in rules.items():
         if not holds:
             raise BrokenFileError(f"{path}: {field} is {reprlib.repr(settings[field])}; {rule}")
-    if forced is not None and forced in (*suppressed, config.get("eos_token_id")):
+    if forced is not None and forced in (*suppressed, config.get("eos_token_id"), config.get("pad_token_id")):
         raise BrokenFileError(
-            f"{path}: forced_bos_token_id is {forced}, which suppress_tokens forbids or which ends a translation; "
+            f"{path}: forced_bos_token_id is {forced}, which suppress_tokens forbids, ends a text or is padding; "
             "correct one of the two, or set it to null"
         )
     try:

@@ -1221,16 +1221,25 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
         padding = cast(int, self.config.pad_token_id)
         return torch.cat((start, labels[:, :-1].masked_fill(labels[:, :-1] == -100, padding)), dim=1)
 
-    def target_log_probabilities(self, labels: Tensor, **source: Tensor) -> Tensor:
+    def target_log_probabilities(
+        self, labels: Tensor, repetition_penalty: float = 1.0, is_greedy: bool = False, **source: Tensor
+    ) -> Tensor:
         """Return log P of each target token, given the source and the target tokens before it (forced decoding).
 
         labels: (batch, target), padded on the right, with any value at the padding
+        repetition_penalty: of the search whose scores to return; 1: off.  is_greedy: whether that search is greedy
         source: input_ids, attention_mask: (batch, source), or others of the encoder's inputs
         returns (batch, target), float32, in nats; 0 for a first token that the search forces, as in its scores
         """
         decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         logits = self(**source, decoder_input_ids=decoder_input_ids, use_cache=False).logits.float()
-        log_probabilities = logits.gather(-1, labels[..., None]).squeeze(-1) - logits.logsumexp(dim=-1)
+        chosen = logits.gather(-1, labels[..., None]).squeeze(-1)
+        log_probabilities = chosen - logits.logsumexp(dim=-1)
+        if repetition_penalty != 1:  # as in `penalise_repetitions` of beam_search.py
+            value = chosen if is_greedy else log_probabilities
+            penalised = torch.where(value < 0, value * repetition_penalty, value / repetition_penalty)
+            is_repeated = (labels[:, :, None] == decoder_input_ids[:, None]).tril().any(dim=2)
+            log_probabilities = log_probabilities + is_repeated * (penalised - value)
         if (forced := self.generation_config.forced_bos_token_id) is not None:
             log_probabilities[:, :1].masked_fill_(labels[:, :1] == forced, 0.0)
         return log_probabilities

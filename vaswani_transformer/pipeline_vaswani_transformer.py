@@ -176,17 +176,22 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         outputs: dict[str, Any] = {"sequences": sequences[:, 1:].unflatten(0, shape)}
         if return_scores:
             configs = (generate.get("generation_config"), self.model.generation_config)
-            given = [generate.get("length_penalty"), *(getattr(config, "length_penalty", None) for config in configs)]
-            alpha = next((alpha for alpha in given if alpha is not None), 1.0)  # the default of generate()
-            outputs["scores"] = self._scores(source, sequences, alpha).unflatten(0, shape)
+
+            def setting(name: str) -> float:
+                given = [generate.get(name), *(getattr(config, name, None) for config in configs)]
+                return next((value for value in given if value is not None), 1)  # the default of generate()
+
+            repetition = {"repetition_penalty": setting("repetition_penalty"), "is_greedy": setting("num_beams") == 1}
+            scores = self._scores(source, sequences, setting("length_penalty"), **repetition)
+            outputs["scores"] = scores.unflatten(0, shape)
         return outputs | {key: inputs[key] for key in ("separator", "is_blank", "is_last")}
 
-    def _scores(self, source: dict[str, Tensor], sequences: Tensor, alpha: float) -> Tensor:
+    def _scores(self, source: dict[str, Tensor], sequences: Tensor, alpha: float, **repetition: Any) -> Tensor:
         """Return (batch x n,): the scores of sequences (batch x n, 1 + length), as the search ranks them."""
         copies = len(sequences) // len(source["input_ids"])
         repeated = {name: tensor.repeat_interleave(copies, dim=0) for name, tensor in source.items()}
         labels = sequences[:, 1:]
-        log_probabilities = cast(Any, self.model).target_log_probabilities(labels, **repeated)
+        log_probabilities = cast(Any, self.model).target_log_probabilities(labels, **repeated, **repetition)
         is_token = torch.arange(labels.shape[1], device=labels.device) < self._lengths(labels)[:, None]
         divisors = score_divisor(is_token.sum(dim=1), alpha, searches_as_transformers(cast(Any, self.model)))
         return (log_probabilities * is_token).sum(dim=1) / divisors
