@@ -431,6 +431,21 @@ def test_doctor_describes_an_onnx_export(exported, capsys):
     assert "CPUExecutionProvider" in said and "matches its checksums (export.json)" in said
 
 
+def test_a_signal_ends_the_training_of_a_tokenizer(tmp_path):
+    """Although the library lets Python handle no signal, not even while it waits for text."""
+    command = [sys.executable, "-m", "vaswani_transformer", "tokenizer", "-", "--output", tmp_path / "new"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=ENVIRONMENT, cwd=ROOT)
+    try:
+        assert process.stdin is not None
+        process.stdin.write(b"a few words\n" * 20_000)  # more than a pipe holds: the training has begun
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == -signal.SIGTERM
+        assert not list(tmp_path.iterdir())
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_train_passes_arguments_and_exit_code(tmp_path, refused):
     line = refused(main, ["train", "--config", tmp_path / "no such recipe.yaml"])
     assert line.count("\n") == 1 and "no such recipe.yaml" in line

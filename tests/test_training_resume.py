@@ -210,6 +210,17 @@ def test_another_validation_text_is_refused_or_begins_with_its_own_best_loss(sto
     assert (tmp_path / "run/checkpoints/best").read_text() == "step-6\n"
 
 
+def test_a_changed_config_of_the_initial_weights_is_refused(start, tmp_path):
+    """Of a folder that was edited, or of a repository on the Hub that has moved."""
+    start("weights", max_steps=5, average_last=1).ends(0)
+    keys = {"initial_weights": str(tmp_path / "weights"), "model": {}, "average_last": 1}
+    start(**keys, fault=("term", 4 * 4 + 2)).ends(143)
+    change_json(tmp_path / "weights/config.json", dropout=0.6, activation_function="gelu")
+    message = "config.activation_function was relu, is gelu; config.dropout was 0.2, is 0.6"
+    start(**keys).ends(2, f"run holds a run that differs: {message}. Restore it")
+    start(**keys, allow_changed=True, max_steps=6).ends(0, f"resuming a changed run: {message}")
+
+
 @pytest.mark.slow
 def test_a_compiled_run_resumes_to_the_same_bits(start, tmp_path, uninterrupted):
     whole = uninterrupted(1, COMPILED)[0]

@@ -30,9 +30,11 @@ import torch
 from accelerate.utils import PrecisionType, broadcast_object_list
 from safetensors import SafetensorError
 
+from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.atomic import atomic_file, atomic_folder, remove, temporary_path
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.files import file_sha256, read_json_object, write_json
+from vaswani_transformer.loading import load_config
 from vaswani_transformer.model_folder import MANIFEST, OPTIMIZER, WEIGHTS, verify_manifest
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.training_run import (
@@ -215,7 +217,9 @@ class Checkpointer:
             raise BrokenFileError(
                 f"{path}: progress: step is {progress.step}; rename the folder to step-{progress.step}"
             )
-        before, now = state["fingerprint"], self.state["fingerprint"]
+        # The config of initial_weights may have changed: that of a folder, or of a repository on the Hub.
+        before = state["fingerprint"] | {"config": own_fields(load_config(folder))}
+        now = self.state["fingerprint"] | {"config": own_fields(self.network.model.config)}
         check_unchanged(before, now, self.run_settings, self.reporter.say)
         if before.get(VALIDATION_SHA256) != now[VALIDATION_SHA256]:  # losses of two texts cannot be compared
             progress = dataclasses.replace(progress, best_loss=None, best_step=None, validations_since_best=0)
@@ -225,6 +229,11 @@ class Checkpointer:
         if scaler is not None and environment.get("mixed_precision") == "fp16":
             restore_scaler(scaler, state, path)
         return progress
+
+
+def own_fields(config: VaswaniTransformerConfig) -> dict[str, Any]:
+    """Return the fields that this package has added to those of every configuration."""
+    return {name: getattr(config, name) for name in VaswaniTransformerConfig.__annotations__}
 
 
 # ---- folders -----------------------------------------------------------------------------------------------------

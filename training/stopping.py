@@ -1,6 +1,6 @@
 """What stops a run: a limit of the recipe, or a signal. After Ctrl-C (SIGINT), SIGTERM or SIGHUP:
 
-1. Before the first step there is nothing to save, and the process ends at once (`default_signal_handlers`).
+1. Before the first step there is nothing to save, and the process ends at once (`default_signal_handlers` of exit.py).
 2. Later, `Signals` records the signal; a second one ends the process at once. `vaswani-transformer train` forwards it
    to several processes (launch.py), and torchrun passes it on.
 3. A single process abandons its step before the next micro-batch (step.py). Several finish theirs, so that they agree
@@ -58,15 +58,6 @@ class Signals:
         if self.received:
             os._exit(reason.exit_code)
         self.received = reason
-
-
-def default_signal_handlers() -> AbstractContextManager[None]:
-    """Restore the default handlers while the text is read.
-
-    The tokenizers library swallows exceptions raised in Python handlers.
-    """
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    return signal_handlers({n: signal.SIG_DFL for n in numbers if signal.getsignal(n) is not signal.SIG_IGN})  # nohup
 
 
 def limit_reached(settings: LimitSettings, total_steps: int, progress: Progress) -> bool:

@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from vaswani_transformer.atomic import remove
 from vaswani_transformer.doctor import untried_versions_warning
+from vaswani_transformer.exit import default_signal_handlers
 from vaswani_transformer.files import read_json_object, write_json
 from vaswani_transformer.hub_files import find_folder
 from vaswani_transformer.model_folder import MANIFEST
@@ -46,7 +47,7 @@ from .report import Reporter
 from .run_folder import claim_output, describe_run, lock_run
 from .schedule import learning_rate, total_steps
 from .step import Stepper
-from .stopping import Signals, StopReason, agree_on_stop, default_signal_handlers, limit_reached
+from .stopping import Signals, StopReason, agree_on_stop, limit_reached
 from .tokenizer import sizes_and_ids
 
 # Of the steps of a run: averaging checkpoints of more makes the model worse. Half cost 1 BLEU, more cost 11 and 16

@@ -18,7 +18,7 @@ import typer
 from . import __version__
 from .atomic import atomic_folder, check_new_folder
 from .errors import InputError
-from .exit import exit_cleanly
+from .exit import default_signal_handlers, exit_cleanly
 from .hub_files import check_folder
 from .lines import (
     check_file,
@@ -151,15 +151,16 @@ def tokenizer(
 
     quiet_transformers()
     texts = chain.from_iterable(map(read_lines, files))
-    trained = train_tokenizer(
-        texts,
-        vocab_size,
-        min_frequency=min_frequency,
-        split_digits=split_digits,
-        lowercase=lowercase,
-        symbols=symbols or (),
-        keep_invisible=keep_invisible,
-    )
+    with default_signal_handlers():
+        trained = train_tokenizer(
+            texts,
+            vocab_size,
+            min_frequency=min_frequency,
+            split_digits=split_digits,
+            lowercase=lowercase,
+            symbols=symbols or (),
+            keep_invisible=keep_invisible,
+        )
     with atomic_folder(folder) as unfinished:
         trained.save_pretrained(unfinished)
     typer.echo(f"{folder}: {len(trained)} entries", err=True)

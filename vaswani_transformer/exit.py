@@ -170,6 +170,7 @@ def exit_on_signals() -> AbstractContextManager[object]:
 
     Two commands handle them otherwise: `train` saves (training/stopping.py), `serve` finishes its requests, but
     not on SIGHUP (`Server` in serving/connections.py). `translate --output` keeps what is complete (translate_file.py).
+    While `tokenizer` trains, the defaults apply (`default_signal_handlers`).
 
     A signal that the parent ignores (nohup), or that has another handler, keeps it.
     """
@@ -178,6 +179,16 @@ def exit_on_signals() -> AbstractContextManager[object]:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     defaults = (signal.SIG_DFL, signal.default_int_handler)
     return signal_handlers({number: end_now for number in numbers if signal.getsignal(number) in defaults})
+
+
+def default_signal_handlers() -> AbstractContextManager[None]:
+    """Restore the default handlers, which end the process at once, while it has nothing to save or to remove.
+
+    Python calls its own handlers only between two of its instructions in the main thread. The tokenizers library trains
+    for minutes without one, and swallows the exceptions that a handler raises.
+    """
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    return signal_handlers({n: signal.SIG_DFL for n in numbers if signal.getsignal(n) is not signal.SIG_IGN})  # nohup
 
 
 @contextmanager
