@@ -279,7 +279,7 @@ def collect_graph(path: Path, folder: ModelFolder) -> Files:
     model.ClearField("domain")
     model.DiscardUnknownFields()
     weights: dict[str, list[dict[str, str]]] = {}
-    texts: list[str] = []
+    texts: list[bytes] = []
     for part in list_messages(model):
         for name in ("doc_string", "metadata_props"):
             if name in part.DESCRIPTOR.fields_by_name:
@@ -289,8 +289,9 @@ def collect_graph(path: Path, folder: ModelFolder) -> Files:
                 weights.setdefault(entries.get("location", ""), []).append(entries)
         for field, value in part.ListFields():
             if field.type in (field.TYPE_STRING, field.TYPE_BYTES) and field.name != "raw_data":
-                texts.append(str(value))
-    if SECRETS.search("\n".join(texts).encode()):
+                values = [value] if isinstance(value, str | bytes) else value
+                texts += (text.encode() if isinstance(text, str) else text for text in values)
+    if SECRETS.search(b"\n".join(texts)):
         raise InputError(f"{path} contains an access token, a password or a private key; export the model again")
     onnx.helper.set_model_props(model, {name: value for name, value in metadata.items() if name in kept})
     is_clean = model.ByteSize() == len(content)

@@ -605,9 +605,12 @@ def test_descriptions_in_a_graph_are_not_published(folder, tmp_path, refused):
     published = {"weights_sha256": record["weights_sha256"], "graphs": {"model.onnx": file_sha256(out / "model.onnx")}}
     assert json.loads((out / "export.json").read_text()) == published
     (exported / "export.json").unlink()
-    onnx.save(graph(WRITE_TOKEN), exported / "model.onnx")
-    error = refusal(refused, folder, REPO, "--onnx", exported)
-    assert "model.onnx contains an access token" in error and WRITE_TOKEN not in error
+    in_list = graph("a graph")  # of words, one per line
+    in_list.graph.initializer.append(onnx.numpy_helper.from_array(np.array([f"a\n{WRITE_TOKEN}"], object), "words"))
+    for leaking in (graph(WRITE_TOKEN), in_list):
+        onnx.save(leaking, exported / "model.onnx")
+        error = refusal(refused, folder, REPO, "--onnx", exported)
+        assert "model.onnx contains an access token" in error and WRITE_TOKEN not in error
 
 
 def test_a_graph_that_onnx_runtime_cannot_load_is_not_published(folder, tmp_path, refused):
