@@ -49,7 +49,12 @@ from vaswani_transformer.onnx_translator import (
     onnx_file_name,
 )
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
-from vaswani_transformer.tokenizer_files import SPECIAL_TOKENS, plain_tokenizer, read_tokenizer_settings
+from vaswani_transformer.tokenizer_files import (
+    SPECIAL_TOKENS,
+    plain_tokenizer,
+    read_tokenizer_settings,
+    tokenizer_errors,
+)
 from vaswani_transformer.torch_translator import TorchTranslator
 from vaswani_transformer.training_run import check_types
 
@@ -222,8 +227,9 @@ def collect_settings(folder: Path) -> dict[str, bytes]:
     for place in ("", f"{TARGET_TOKENIZER}/"):
         tokenizer, config = f"{place}tokenizer.json", f"{place}tokenizer_config.json"
         if lexists(folder / tokenizer):
-            content = plain_tokenizer(folder / tokenizer).decode()
-            files[tokenizer] = Tokenizer.from_str(content).to_str(pretty=True).encode()  # without unknown entries
+            with tokenizer_errors(folder / tokenizer):
+                content = plain_tokenizer(folder / tokenizer).decode()
+                files[tokenizer] = Tokenizer.from_str(content).to_str(pretty=True).encode()  # without unknown entries
         if lexists(folder / config):  # optional in an ONNX folder
             fields = read_tokenizer_settings(folder / place)
             files[config] = encode_json(fields | {"tokenizer_class": "PreTrainedTokenizerFast"})

@@ -574,6 +574,13 @@ def test_notes_in_a_tokenizer_are_not_published(folder):
     assert (written(folder) / "tokenizer.json").read_bytes() == expected
 
 
+def test_a_damaged_tokenizer_of_an_export_is_named(folder, tmp_path, refused):
+    exported = export(folder, tmp_path / "exported")
+    change_json(exported / "tokenizer.json", model=None)
+    error = refused(main, ["push", folder, REPO, "--onnx", exported], 3)
+    assert f"{exported / 'tokenizer.json'} is not a tokenizer (" in error
+
+
 def test_an_export_is_published_as_it_is(exported):
     out = written(exported / "model", "--onnx", exported / "onnx")
     for name in ("model.onnx", "tokenizer.json", "export.json"):
