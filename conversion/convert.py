@@ -151,7 +151,15 @@ def export_checkpoint(path: Path, out: Path, name: str) -> None:
     options = Options(folder.config.to_dict(), Reasons(f"{path} (to {name})"))
     with create_folder(out) as new, torch.inference_mode():
         options.require({"d_k": (None,), "d_v": (None,)})  # d_model / heads
-        notes = WRITERS[name](folder, new, options) or []
+        try:
+            notes = WRITERS[name](folder, new, options) or []
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, InputError | BrokenFileError):
+                raise
+            raise BrokenFileError(
+                f"{path}: conversion.json or generation_config.json is damaged or does not fit {name} "
+                f"({type(error).__name__}: {one_line(str(error))[:200]}); convert the checkpoint again"
+            ) from error
         forced, rows = folder.model.generation_config.forced_bos_token_id, folder.rows["target"]
         if forced is not None and forced >= rows:
             options.reasons.add_setting(

@@ -48,7 +48,7 @@ def refuse_empty(parameter: typer.CallbackParam, value: str | None) -> str | Non
 
 def check_ref(parameter: typer.CallbackParam, name: str | None) -> str | None:
     """Return the name of a branch or a tag. Raises InputError for one that git refuses, as the Hub would later."""
-    if name is not None and (not re.fullmatch(r"[\w+][\w.+/-]*", name, re.ASCII) or ".." in name):
+    if name is not None and (not re.fullmatch(r"[\w+]([\w.+/-]*[\w+-])?", name, re.ASCII) or ".." in name):
         raise InputError(f"{parameter.opts[0]} {name!r} is not a branch or tag name; use letters, digits and . - _ /")
     return name
 

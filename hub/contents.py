@@ -49,7 +49,12 @@ from vaswani_transformer.onnx_translator import (
     onnx_file_name,
 )
 from vaswani_transformer.sentences_vaswani_transformer import TARGET_TOKENIZER
-from vaswani_transformer.tokenizer_files import SPECIAL_TOKENS, plain_tokenizer, read_tokenizer_settings
+from vaswani_transformer.tokenizer_files import (
+    SPECIAL_TOKENS,
+    plain_tokenizer,
+    read_tokenizer_settings,
+    tokenizer_errors,
+)
 from vaswani_transformer.torch_translator import TorchTranslator
 from vaswani_transformer.training_run import check_types
 
@@ -222,8 +227,9 @@ def collect_settings(folder: Path) -> dict[str, bytes]:
     for place in ("", f"{TARGET_TOKENIZER}/"):
         tokenizer, config = f"{place}tokenizer.json", f"{place}tokenizer_config.json"
         if lexists(folder / tokenizer):
-            content = plain_tokenizer(folder / tokenizer).decode()
-            files[tokenizer] = Tokenizer.from_str(content).to_str(pretty=True).encode()  # without unknown entries
+            with tokenizer_errors(folder / tokenizer):
+                content = plain_tokenizer(folder / tokenizer).decode()
+                files[tokenizer] = Tokenizer.from_str(content).to_str(pretty=True).encode()  # without unknown entries
         if lexists(folder / config):  # optional in an ONNX folder
             fields = read_tokenizer_settings(folder / place)
             files[config] = encode_json(fields | {"tokenizer_class": "PreTrainedTokenizerFast"})
@@ -279,7 +285,7 @@ def collect_graph(path: Path, folder: ModelFolder) -> Files:
     model.ClearField("domain")
     model.DiscardUnknownFields()
     weights: dict[str, list[dict[str, str]]] = {}
-    texts: list[str] = []
+    texts: list[bytes] = []
     for part in list_messages(model):
         for name in ("doc_string", "metadata_props"):
             if name in part.DESCRIPTOR.fields_by_name:
@@ -289,8 +295,9 @@ def collect_graph(path: Path, folder: ModelFolder) -> Files:
                 weights.setdefault(entries.get("location", ""), []).append(entries)
         for field, value in part.ListFields():
             if field.type in (field.TYPE_STRING, field.TYPE_BYTES) and field.name != "raw_data":
-                texts.append(str(value))
-    if SECRETS.search("\n".join(texts).encode()):
+                values = [value] if isinstance(value, str | bytes) else value
+                texts += (text.encode() if isinstance(text, str) else text for text in values)
+    if SECRETS.search(b"\n".join(texts)):
         raise InputError(f"{path} contains an access token, a password or a private key; export the model again")
     onnx.helper.set_model_props(model, {name: value for name, value in metadata.items() if name in kept})
     is_clean = model.ByteSize() == len(content)

@@ -14,9 +14,6 @@ from starlette.types import Message, Receive
 BODY_SECONDS = 15
 CHARACTER_BYTES = 12  # the longest spelling of a character: two escapes \\uXXXX in JSON, or %XX four times in a form
 OTHER_BYTES = 16_384  # of a body or of headers, besides the text
-# Of a body that is too long, so many bytes are read before the response: a client that cannot send it to the end would
-# report a broken connection instead.
-DISCARDED_BYTES = 10_000_000
 FORMS = URLENCODED, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 CHARSET = re.compile(rb";\s*charset=[^;]*", re.IGNORECASE)
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # not for each client that sends nonsense
@@ -73,7 +70,7 @@ async def read_fields(request: Request, limit: int) -> dict[str, Any]:
     headers = [(name, CHARSET.sub(b"", value)) for name, value in request.scope["headers"]]
     request = Request({**request.scope, "headers": headers}, limit_body(request.receive, limit))
     length = request.headers.get("content-length", "0")
-    if int(length) > max(limit, DISCARDED_BYTES):  # the HTTP parser has checked that it is a number
+    if int(length) > limit:  # the HTTP parser has checked that it is a number
         raise body_too_long(limit)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
@@ -127,11 +124,8 @@ def limit_body(receive: Receive, limit: int) -> Receive:
         nonlocal received
         message = await receive()
         received += len(message.get("body", b""))
-        while received > limit:
-            if received > DISCARDED_BYTES or not message.get("more_body"):
-                raise body_too_long(limit)
-            message = await receive()
-            received += len(message.get("body", b""))
+        if received > limit:
+            raise body_too_long(limit)
         return message
 
     return receive_within_limit

@@ -1,9 +1,15 @@
 """Counters and histograms of a server, for Prometheus."""
 
+import asyncio
+from contextlib import suppress
 from time import monotonic
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+# A body that the application leaves unread is read before the response, up to this size and a pause of so many seconds:
+# a client that cannot send it to the end would report a broken connection instead of a 404 or 413.
+DISCARDED_BYTES, PAUSE_SECONDS = 10_000_000, 1
 
 
 class Metrics:
@@ -27,7 +33,10 @@ class Metrics:
 
 
 class MeasuredApp:
-    """An application whose requests are counted and timed, also those that fail before they reach a route."""
+    """An application whose requests are counted and timed, also those that fail before they reach a route.
+
+    Their bodies are read to the end.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics):
         self.app, self.metrics = app, metrics
@@ -35,16 +44,26 @@ class MeasuredApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        begun, status = monotonic(), "none"  # the client has left
+        begun, status, has_more = monotonic(), "none", True  # the client has left
+
+        async def observe_end() -> Message:
+            nonlocal has_more
+            message = await receive()
+            has_more = message.get("more_body", False)
+            return message
 
         async def observe_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = str(message["status"])
+                status, discarded = str(message["status"]), 0
+                with suppress(TimeoutError):
+                    while has_more and discarded < DISCARDED_BYTES:
+                        rest = await asyncio.wait_for(observe_end(), PAUSE_SECONDS)
+                        discarded += len(rest.get("body", b""))
             await send(message)
 
         try:
-            await self.app(scope, receive, observe_status)
+            await self.app(scope, observe_end, observe_status)
         finally:
             path = getattr(scope.get("route"), "path", "other")  # one label for all unknown paths
             self.metrics.requests.labels(path, status).inc()

@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,17 @@ def test_a_wrong_file_of_logits_is_refused(unscaled: Path, change: dict, code: i
     (unscaled / "config.json").write_text('{"nhead": 4, "scale_embeddings": false}')
     arguments = ["--logits", tmp_path / "logits.npz", unscaled, tmp_path / "out"]
     assert message in refusal(refused, *arguments, code=code)
+
+
+@pytest.mark.parametrize("shape", ["(True,)", "(", f"({10**30},)"])
+def test_a_damaged_header_of_logits_is_named(unscaled: Path, shape: str, tmp_path, refused):
+    """numpy raises TypeError, TokenError and OverflowError for these."""
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    with zipfile.ZipFile(tmp_path / "logits.npz", "w") as archive:
+        archive.writestr("logits.npy", np.lib.format.magic(1, 0) + len(header).to_bytes(2, "little") + header)
+    (unscaled / "config.json").write_text('{"nhead": 4, "scale_embeddings": false}')
+    message = refusal(refused, "--logits", tmp_path / "logits.npz", unscaled, tmp_path / "out", code=3)
+    assert "logits.npz is not an .npz file of numbers (" in message
 
 
 @pytest.mark.parametrize(("name", "theirs"), [("hf-marian", "MarianTokenizer"), ("marian-spm", "SentencePiece")])

@@ -343,3 +343,15 @@ def test_a_broken_record_of_a_conversion_is_named(record: str, tmp_path: Path, r
     (folder / "conversion.json").write_text(record)
     message = refusal(refused, "--to", "fairseq", folder, tmp_path / "out", code=3)
     assert "conversion.json is not a record of a conversion" in message
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [("conversion.json", {"options": {"config": []}}), ("generation_config.json", {"length_penalty": float("inf")})],
+)
+def test_damaged_settings_of_what_is_written_are_named(file: str, change: dict, tmp_path: Path, refused):
+    folder = shutil.copytree(converted("hf-marian").folder, tmp_path / "ours")
+    change_json(folder / file, **change)
+    message = refusal(refused, "--to", "hf-marian", folder, tmp_path / "out", code=3)
+    assert "ours: conversion.json or generation_config.json is damaged or does not fit hf-marian (" in message
+    assert not (tmp_path / "out").exists()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import wait_until
+from disks import file_size_limit
 
 from training import demo, demo_corpus
 from vaswani_transformer import Translator
@@ -130,6 +131,13 @@ def test_the_demo_refuses_a_folder_with_other_files(refused, tmp_path):
     said = f"error: {tmp_path} is not empty and was not created by `demo`; choose a new folder\n"
     assert refused(demo.main, [tmp_path]) == said
     assert (tmp_path / "eight.en").read_text() == "mine\n" and len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_full_disk_is_named(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    with file_size_limit(10_000), pytest.raises(OSError) as raised:
+        demo.write_corpus(tmp_path)
+    assert raised.value.filename == str(tmp_path / "corpus/train.kinds")
 
 
 def test_commands_have_a_path_where_the_environment_is_not_active(monkeypatch, tmp_path):

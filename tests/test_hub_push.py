@@ -407,7 +407,7 @@ def test_a_folder_without_a_model_is_refused(folder, tmp_path, refused):
         *(
             ([REPO, option, name], f"{option} {name!r} is not a branch or tag name")
             for option in ("--revision", "--tag")
-            for name in ("", "a b", "-v1", "v1..2")
+            for name in ("", "a b", "-v1", "v1..2", "v1/")  # the last one is completed by a shell
         ),
         ([REPO, "--onnx", "nowhere"], "no such folder"),
         ([REPO, "--results", "nowhere.csv"], "nowhere.csv: no such file"),
@@ -583,6 +583,13 @@ def test_notes_in_a_tokenizer_are_not_published(folder):
     assert (written(folder) / "tokenizer.json").read_bytes() == expected
 
 
+def test_a_damaged_tokenizer_of_an_export_is_named(folder, tmp_path, refused):
+    exported = export(folder, tmp_path / "exported")
+    change_json(exported / "tokenizer.json", model=None)
+    error = refused(main, ["push", folder, REPO, "--onnx", exported], 3)
+    assert f"{exported / 'tokenizer.json'} is not a tokenizer (" in error
+
+
 def test_an_export_is_published_as_it_is(exported):
     out = written(exported / "model", "--onnx", exported / "onnx")
     for name in ("model.onnx", "tokenizer.json", "export.json"):
@@ -614,9 +621,12 @@ def test_descriptions_in_a_graph_are_not_published(folder, tmp_path, refused):
     published = {"weights_sha256": record["weights_sha256"], "graphs": {"model.onnx": file_sha256(out / "model.onnx")}}
     assert json.loads((out / "export.json").read_text()) == published
     (exported / "export.json").unlink()
-    onnx.save(graph(WRITE_TOKEN), exported / "model.onnx")
-    error = refusal(refused, folder, REPO, "--onnx", exported)
-    assert "model.onnx contains an access token" in error and WRITE_TOKEN not in error
+    in_list = graph("a graph")  # of words, one per line
+    in_list.graph.initializer.append(onnx.numpy_helper.from_array(np.array([f"a\n{WRITE_TOKEN}"], object), "words"))
+    for leaking in (graph(WRITE_TOKEN), in_list):
+        onnx.save(leaking, exported / "model.onnx")
+        error = refusal(refused, folder, REPO, "--onnx", exported)
+        assert "model.onnx contains an access token" in error and WRITE_TOKEN not in error
 
 
 def test_a_graph_that_onnx_runtime_cannot_load_is_not_published(folder, tmp_path, refused):

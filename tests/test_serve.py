@@ -31,8 +31,8 @@ from translation_server import LANGUAGES, ROOT, Address, Answer, command, in_thr
 
 from serving.__main__ import choose_languages
 from serving.batches import BATCH_CHARACTERS, BATCH_CHARACTERS_ON_GPU, LEAST_CHARACTERS, Batcher, QueueFullError
-from serving.fields import DISCARDED_BYTES
 from serving.markup import join_html, split_html
+from serving.metrics import DISCARDED_BYTES
 from serving.service import Limits, Service
 from vaswani_transformer import Translator
 from vaswani_transformer.cli import main
@@ -469,16 +469,19 @@ def test_a_body_without_end_is_refused_and_the_connection_closed(server):
         assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_a_client_that_still_sends_its_body_gets_the_response(server, version):
+@pytest.mark.parametrize(
+    ("version", "path", "status"),
+    [("1.0", "/translate", 413), ("1.1", "/translate", 413), ("1.1", "/translate_file", 404), ("1.1", "/health", 405)],
+)
+def test_a_client_that_still_sends_its_body_gets_the_response(server, version, path, status):
     """Also if it asks for the end of the connection, as urllib does, and nginx, which speaks HTTP/1.0."""
     body = b"a" * 400_000
-    head = f"POST /translate HTTP/{version}\r\nhost: a\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/{version}\r\nhost: a\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
     connection = server.connect(head.encode())
     for start in range(0, len(body), 40_000):  # slower than the response
         connection.sendall(body[start : start + 40_000])
         time.sleep(0.02)
-    assert receive(connection).startswith(b"HTTP/1.1 413 ")
+    assert receive(connection).startswith(f"HTTP/1.1 {status} ".encode())
 
 
 # ---- one client does not affect others ---------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from vaswani_transformer.errors import InputError
+from vaswani_transformer.errors import InputError, name_in_errors
 from vaswani_transformer.exit import exit_cleanly, print_error, signal_handlers
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.programs import safe_environment
@@ -92,7 +92,8 @@ def write_corpus(folder: Path) -> list[tuple[str, str, str]]:
     for split in demo_corpus.SPLITS:
         columns = zip(*demo_corpus.load(split), strict=True)
         for suffix, lines in zip(("kinds", "en", "de"), columns, strict=True):
-            (corpus / f"{split}.{suffix}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            with name_in_errors(path := corpus / f"{split}.{suffix}"):
+                path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return list(zip(*(read_lines(corpus / f"test.{column}") for column in ("kinds", "en", "de")), strict=True))
 
 
