@@ -144,9 +144,12 @@ def collect_model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, 
     if None in exports:  # last, so that its configuration and tokenizer replace those of a variant
         files |= collect_onnx_files(folder, settings, weights_sha256, exports[None])
     if (record := f"{ONNX}/{EXPORT_RECORD}") in files:
-        graphs = {name.removeprefix(f"{ONNX}/"): file for name, file in files.items() if ".onnx" in name}
-        hashes = {name: hash_file(file) for name, file in graphs.items()}
-        files[record] = encode_json(json.loads(cast(bytes, files[record])) | {"graphs": hashes})
+        hashes: dict[str, dict[str, str]] = {"graphs": {}, "tokenizers": {}}
+        for name, file in files.items():
+            if name.startswith(f"{ONNX}/") and (".onnx" in name or Path(name).name == "tokenizer.json"):
+                kind = "graphs" if ".onnx" in name else "tokenizers"
+                hashes[kind][name.removeprefix(f"{ONNX}/")] = hash_file(file)
+        files[record] = encode_json(json.loads(cast(bytes, files[record])) | hashes)
     return files, translator, weights_sha256
 
 

@@ -618,7 +618,9 @@ def test_descriptions_in_a_graph_are_not_published(folder, tmp_path, refused):
     (exported / "export.json").write_text(json.dumps(record))
     out = written(folder, "--onnx", exported) / "onnx"
     assert (out / "model.onnx").read_bytes() == graph("a graph").SerializeToString()
-    published = {"weights_sha256": record["weights_sha256"], "graphs": {"model.onnx": file_sha256(out / "model.onnx")}}
+    names = {"graphs": "model.onnx", "tokenizers": "tokenizer.json"}
+    published = {kind: {name: file_sha256(out / name)} for kind, name in names.items()}
+    published |= {"weights_sha256": record["weights_sha256"]}
     assert json.loads((out / "export.json").read_text()) == published
     (exported / "export.json").unlink()
     in_list = graph("a graph")  # of words, one per line
@@ -741,6 +743,7 @@ def test_all_published_graphs_are_in_the_record(exported, tmp_path):
     out = written(exported / "model", "--onnx", exported / "onnx", "--onnx", f"int8={int8}")
     record, graph = json.loads((out / "onnx/export.json").read_text()), exported / "onnx/model.onnx"
     assert record["graphs"] == dict.fromkeys(("model.onnx", "model_int8.onnx"), file_sha256(graph))
+    assert record["tokenizers"] == {"tokenizer.json": file_sha256(out / "onnx/tokenizer.json")}
     for precision in (None, "int8"):
         assert Translator.from_pretrained(out, backend="onnx", device="cpu", precision=precision).translate(["A"])
     changed = onnx.load(graph)

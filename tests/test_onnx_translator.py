@@ -269,6 +269,14 @@ def test_a_graph_that_no_record_lists_is_refused(folder: Path, tmp_path: Path) -
     assert OnnxTranslator.from_pretrained(other, precision="int8").translate(ENGLISH)
 
 
+def test_another_tokenizer_is_refused(exported: Path, tmp_path: Path) -> None:
+    """As large as the model's, whose ids it gives to other tokens."""
+    folder = shutil.copytree(exported / "onnx", tmp_path / "onnx")
+    train_tokenizer(GERMAN * 2, 300).save_pretrained(folder)
+    with pytest.raises(BrokenFileError, match=r"onnx/tokenizer.json is not the file that was exported with .*export"):
+        OnnxTranslator.from_pretrained(folder)
+
+
 def test_another_graph_is_refused(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "other", ignore=shutil.ignore_patterns("export.json"))
     op = GraphBuilder("other.")

@@ -57,7 +57,8 @@ MODEL_FILES = (*SETTINGS_FILES, "*.safetensors", INDEX)  # of a complete model, 
 # relative imports in configuration_vaswani_transformer.py name. It may import torch, transformers and huggingface_hub.
 CODE_FILES = tuple(sorted(path.name for path in Path(__file__).parent.glob("*_vaswani_transformer.py")))
 ONNX = "onnx"  # the folder that transformers.js and Optimum read
-# In an ONNX folder: its precision, and hashes of the exported weights, the graphs and the files of the graphs' weights.
+# In an ONNX folder: its precision, and hashes of the exported weights, the graphs, the files of the graphs' weights and
+# the tokenizers.
 EXPORT_RECORD = "export.json"
 CARD = "README.md"  # the card of a published model
 # In a model that was converted from another toolkit: what converting it back needs; the toolkit's files, in a folder.
@@ -238,10 +239,11 @@ def enumerate_names(names: Iterable[str]) -> str:
 def check_graph(graph: Path) -> bool:
     """Return whether an ONNX file is known to be the one that was exported; False if no record says so.
 
-    Raises BrokenFileError if it is another file, or none of the exported ones, or its model has other weights now.
+    Raises BrokenFileError if it is another file, or none of the exported ones, or its model has other weights now, or
+    a tokenizer beside it is another one.
     """
     record = graph.with_name(EXPORT_RECORD)
-    fields = read_json_object(record, "graphs") if os.path.lexists(record) else {}
+    fields = read_json_object(record, "graphs", "tokenizers") if os.path.lexists(record) else {}
     exported, model = fields.get("graphs", {}), graph.parent.parent if graph.parent.name == ONNX else graph.parent
     if fields.get("weights_sha256"):
         weights = []
@@ -256,8 +258,11 @@ def check_graph(graph: Path) -> bool:
             f"{graph} is not one of the files of {record} ({enumerate_names(exported)}), so its weights are unknown; "
             f"export the model again, or remove {EXPORT_RECORD} if the graph has the weights of this model"
         )
-    for file in (graph, graph.with_name(f"{graph.name}.data")):
-        if file.name in exported and not (file.is_file() and exported[file.name] == file_sha256(file)):
+    files = {graph.with_name(name): exported.get(name) for name in (graph.name, f"{graph.name}.data")}
+    tokenizers = {graph.parent / name: digest for name, digest in fields.get("tokenizers", {}).items()}
+    files |= {file: digest for file, digest in tokenizers.items() if file.exists()}  # it may be that of the model
+    for file, digest in files.items():
+        if digest is not None and not (file.is_file() and digest == file_sha256(file)):
             raise BrokenFileError(
                 f"{file} is not the file that was exported with {record} (another sha256); export the model again, or "
                 f"remove {EXPORT_RECORD} if the change was intended"

@@ -179,7 +179,6 @@ def copy_files(model_folder: Path, unfinished: Path, model: Model, precision: st
     }
     if languages := read_languages(model_folder):
         record["languages"] = languages
-    write_json(unfinished / EXPORT_RECORD, record)
     # Not copied: the model's file may leave out defaults that the runtime must read.
     model.config.to_json_file(unfinished / "config.json")
     for file in SETTINGS_FILES:
@@ -189,3 +188,6 @@ def copy_files(model_folder: Path, unfinished: Path, model: Model, precision: st
             (unfinished / file).write_bytes(content)
     if not (unfinished / "generation_config.json").exists():
         model.generation_config.save_pretrained(unfinished)
+    tokenizers = sorted(unfinished.rglob("tokenizer.json"))
+    record["tokenizers"] = {str(path.relative_to(unfinished)): file_sha256(path) for path in tokenizers}
+    write_json(unfinished / EXPORT_RECORD, record)
