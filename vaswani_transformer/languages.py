@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from .errors import BrokenFileError
+from .errors import BrokenFileError, one_line
 from .files import read_json_object
 from .languages_vaswani_transformer import NAMES, find_language, split_code
 from .model_folder import CARD, CONVERSION_RECORD, EXPORT_RECORD, MANIFEST
@@ -97,5 +97,7 @@ def read_card(path: Path) -> dict[str, Any]:
     try:  # all values are text: Norwegian is `no`, which other loaders read as false
         metadata = yaml.load(header[1], yaml.BaseLoader) if header else {}
     except (yaml.YAMLError, RecursionError) as error:
-        raise BrokenFileError(f"{path}: the metadata is not valid YAML ({error}); correct or remove it") from None
+        raise BrokenFileError(
+            f"{path}: the metadata is not valid YAML ({one_line(str(error))}); correct or remove it"
+        ) from None
     return metadata if isinstance(metadata, dict) else {}
