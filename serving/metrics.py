@@ -7,8 +7,10 @@ from time import monotonic
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# A body that the application leaves unread is read before the response, up to this size and a pause of so many seconds:
-# a client that cannot send it to the end would report a broken connection instead of a 404 or 413.
+from .fields import BODY_SECONDS
+
+# A body that the application leaves unread is read before the response, up to this size, a pause of so many seconds and
+# BODY_SECONDS: a client that cannot send it to the end would report a broken connection instead of a 404 or 413.
 DISCARDED_BYTES, PAUSE_SECONDS = 10_000_000, 1
 
 
@@ -35,7 +37,7 @@ class Metrics:
 class MeasuredApp:
     """An application whose requests are counted and timed, also those that fail before they reach a route.
 
-    Their bodies are read to the end.
+    What it leaves unread of their bodies is read, within limits.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics):
@@ -57,9 +59,10 @@ class MeasuredApp:
             if message["type"] == "http.response.start":
                 status, discarded = str(message["status"]), 0
                 with suppress(TimeoutError):
-                    while has_more and discarded < DISCARDED_BYTES:
-                        rest = await asyncio.wait_for(observe_end(), PAUSE_SECONDS)
-                        discarded += len(rest.get("body", b""))
+                    async with asyncio.timeout(BODY_SECONDS):
+                        while has_more and discarded < DISCARDED_BYTES:
+                            rest = await asyncio.wait_for(observe_end(), PAUSE_SECONDS)
+                            discarded += len(rest.get("body", b""))
             await send(message)
 
         try:
