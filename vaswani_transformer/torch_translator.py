@@ -320,8 +320,9 @@ class TorchTranslator(Translator):
     def _log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[list[float]]:
         """Return log P of each target token, given the source and the preceding target tokens."""
         labels = self._batch(targets)["input_ids"]
+        source: dict[str, Any] = {**self._batch(sources)}
         with inference(self.model.device):
-            rows = self.model.target_log_probabilities(labels, **self._batch(sources)).tolist()
+            rows = self.model.target_log_probabilities(labels, **source).tolist()
         return [row[: len(target)] for row, target in zip(rows, targets, strict=True)]
 
     def _batch(self, rows: list[list[int]]) -> dict[str, Tensor]:
