@@ -46,7 +46,8 @@ class MeasuredApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        begun, status, has_more = monotonic(), "none", True  # the client has left
+        begun, status = monotonic(), "none"  # the client has left
+        has_more = any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
 
         async def observe_end() -> Message:
             nonlocal has_more
