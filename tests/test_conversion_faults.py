@@ -436,6 +436,8 @@ def test_ids_of_the_search_that_are_not_the_models_are_refused(changes: dict, tm
         ),
         ("torch-nn-transformer", {"nhead": 5}, ["nhead is 5"]),
         ("torch-nn-transformer", {"nhead": None}, ["the configuration lacks nhead"]),
+        ("torch-nn-transformer", {"layer_norm_eps": True}, ["'layer_norm_eps'", "True"]),
+        ("tensor2tensor", {"norm_epsilon": "1e-6"}, ["'layer_norm_eps'", "1e-6"]),
         (
             "tensor2tensor",
             {"pos": "asymmetric_timing", "self_attention_type": "dot_product_relative"},

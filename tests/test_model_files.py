@@ -173,6 +173,8 @@ def test_any_copy_of_the_tied_matrix_is_enough(folder):
         ("generation_config.json", "early_stopping", -3),
         ("generation_config.json", "early_stopping", "sometimes"),
         ("generation_config.json", "suppress_tokens", [-1]),
+        ("generation_config.json", "num_return_sequences", 5),
+        ("generation_config.json", "num_return_sequences", True),
     ],
 )
 def test_a_wrong_field_is_named_with_its_value(folder, file, field, value):
@@ -325,6 +327,7 @@ def test_weights_in_which_the_model_cannot_compute_are_refused(folder, name, dty
         ("encoder_no_repeat_ngram_size", 3),
         ("encoder_repetition_penalty", 1.2),
         ("do_sample", True),
+        ("low_memory", True),
         ("stop_strings", ["a"]),
         ("watermarking_config", {"greenlist_ratio": 0.5}),
         ("eos_token_id", [2, 5]),

@@ -211,6 +211,11 @@ def test_numpy_integers_are_accepted_as_settings(translator: Any, by_torch: Torc
             {"early_stopping": 7},
             "generation_config.json: early_stopping is 7; here it must be",
         ),
+        (
+            "generation_config.json",
+            {"num_beams": 1, "num_return_sequences": 2},
+            "generation_config.json: num_return_sequences is 2; it must lie between 1 and 1",
+        ),
         ("tokenizer.json", None, "tokenizer.json: no such file"),
         ("tokenizer_config.json", {"bos_token": "<nope>"}, "bos_token is '<nope>', which tokenizer.json does not"),
     ],

@@ -962,7 +962,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             value = requested(name)
             return getattr(self.generation_config, name, None) if value is None else value
 
-        names = (field.name for field in fields(SearchSettings))
+        names = {field.name for field in fields(SearchSettings)} - {"num_return_sequences"}  # more, if it samples
         settings = SearchSettings.from_generation_config({name: setting(name) for name in names})
         for name in ("num_return_sequences", "max_length"):
             if (value := setting(name)) is not None:

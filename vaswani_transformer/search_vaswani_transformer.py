@@ -5,7 +5,7 @@ It is published with every model and imports only the standard library.
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, SupportsIndex
 
 MAX_BEAMS = 1000
@@ -38,6 +38,7 @@ ONLY_IN_GENERATE = {
     "forced_eos_token_id": None,
     "guidance_scale": 1.0,
     "max_time": None,
+    "low_memory": False,
     "min_length": 0,
     "num_beam_groups": 1,
     "penalty_alpha": 0.0,
@@ -122,14 +123,14 @@ class SearchSettings:
     def from_generation_config(cls, config: Mapping[str, Any]) -> "SearchSettings":
         """Return the settings in the content of generation_config.json, with the values of `generate()` for others.
 
-        `num_return_sequences` is left out: how many translations are returned is up to each call.
+        `num_return_sequences` is only checked: how many translations are returned is up to each call.
         """
         given = {field.name: config[field.name] for field in fields(cls) if config.get(field.name) is not None}
-        given.pop("num_return_sequences", None)
         if not {"extra_length", "max_new_tokens"} & given.keys() and config.get("max_length") is not None:
             longest = check_number("max_length", config["max_length"], 2, LONGEST_OUTPUT)
             given["max_new_tokens"] = longest - 1  # without the start token
-        return cls(**{"num_beams": 1, "length_penalty": 1.0, "early_stopping": False} | given)
+        settings = cls(**{"num_beams": 1, "length_penalty": 1.0, "early_stopping": False} | given)
+        return replace(settings, num_return_sequences=1)
 
 
 def as_numbers(settings: SearchSettings, repetition: bool) -> dict[str, int | float]:

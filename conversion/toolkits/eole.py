@@ -117,7 +117,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     config |= options.read_rates(0.1, *(f"training.{name}" for name in RATES)) | {
         "activation_function": options["encoder.mlp_activation_fn"],
         "norm_position": "pre",
-        "layer_norm_eps": float(options["encoder.norm_eps"]),
+        "layer_norm_eps": options["encoder.norm_eps"],
         "d_k": options["encoder.head_dim"],
         "d_v": options["encoder.head_dim"],
     }

@@ -137,7 +137,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     config |= options.read_rates(0.1, *RATES) | {
         "activation_function": options.get("pos_ffn_activation_fn", "relu"),
         "norm_position": "pre",
-        "layer_norm_eps": float(options.get("norm_eps", 1e-6)),
+        "layer_norm_eps": options.get("norm_eps", 1e-6),
         "attention_bias": "encoder.transformer.0.self_attn.linear_query.bias" in tensors,
     }
     rules = make_rules(config, feed_forward_bias)

@@ -121,7 +121,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     separate_embeddings(tensors)
     options.setdefault("layer_prepostprocess_dropout", 0.1)
     config |= options.read_rates(0.0, "layer_prepostprocess_dropout", "attention_dropout", "relu_dropout")
-    config["layer_norm_eps"] = float(options.get("norm_epsilon", 1e-6))
+    config["layer_norm_eps"] = options.get("norm_epsilon", 1e-6)
     for field, name in (("d_k", "attention_key_channels"), ("d_v", "attention_value_channels")):
         channels = options.get(name) or config["d_model"]  # of all heads; 0 is the default
         config[field] = None if channels == config["d_model"] else channels // options["num_heads"]

@@ -124,7 +124,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     config |= options.read_rates(0.1, "dropout") | {
         "activation_function": options.get("activation", "relu"),
         "norm_position": "pre" if options.get("norm_first") else "post",
-        "layer_norm_eps": float(options.get("layer_norm_eps", 1e-5)),
+        "layer_norm_eps": options.get("layer_norm_eps", 1e-5),
     }
     config |= infer_sizes(tensors, "linear1.weight")
     options.require({f"num_{stack}_layers": (config[f"{stack}_layers"],) for stack in STACKS})
