@@ -425,6 +425,14 @@ def test_doctor_fits_on_a_screen_and_checks_a_model(model_folder, tmp_path, caps
         assert "--revision and --dry-run need a model" in refused(main, ["doctor", *options])
 
 
+def test_doctor_prints_what_a_folder_records_without_control_characters(folder, capsys):
+    evil = "a\x9b2J\u202e\u2028\n```b"
+    (folder / "conversion.json").write_text(json.dumps({"options": {"source_lang": evil, "target_lang": "de"}}))
+    main(["doctor", str(folder)])
+    said = capsys.readouterr().out
+    assert "from a\\x9b2J\\u202e  ```b to de, as its files record" in said
+
+
 def test_doctor_describes_an_onnx_export(exported, capsys):
     main(["doctor", str(exported / "onnx")])
     said = capsys.readouterr().out

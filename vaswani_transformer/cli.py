@@ -17,7 +17,7 @@ import typer
 
 from . import __version__
 from .atomic import atomic_folder, check_new_folder
-from .errors import InputError
+from .errors import InputError, escape_controls
 from .exit import default_signal_handlers, exit_cleanly
 from .hub_files import check_folder
 from .lines import (
@@ -561,7 +561,7 @@ def doctor(
     of_model = [] if folder is None else model_lines(load_translator(folder, choose_backend(folder)), folder)
     # The fences keep the columns when the lines are pasted into an issue.
     for line in chain(["```text"], environment_lines(), of_model, ["```"]):
-        typer.echo(line)
+        typer.echo(escape_controls(" ".join(line.splitlines())))  # a stranger's files name the languages
 
 
 def save_picture(figure, output: str) -> None:
