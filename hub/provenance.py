@@ -24,6 +24,7 @@ from vaswani_transformer.training_run import (
     RESULT_COLUMNS,
     check_types,
     read_curves,
+    read_metrics,
     read_run,
     read_training,
 )
@@ -86,7 +87,9 @@ class Provenance:
         self.curves = read_curves(log) if is_of_run and log.is_file() else {}
         training = read_training(folder) if is_of_run else {}
         self.progress, self.environment = training.get("progress", {}), training.get("environment", {})
-        last = max((step for curve in self.curves.values() for step in curve), default=0)
+        records = read_metrics(log) if self.curves else []
+        steps = [record["step"] for record in records if isinstance(record.get("step"), int)]
+        last = steps[-1] if steps else 0  # not the largest: a killed run may have resumed before it
         if last > (step := self.progress.get("step", last)):
             raise InputError(
                 f"{folder}: its model is of step {step}, and {METRICS} goes on to step {last}: the run was continued; "

@@ -488,6 +488,9 @@ def test_a_run_that_goes_on_is_refused(trained, refused):
         log.write('{"event": "validation", "step": 500, "validation_loss": 1.5}\n')
     said = "its model is of step 400, and metrics.jsonl goes on to step 500: the run was continued"
     assert said in refusal(refused, trained, REPO)
+    with (trained / "metrics.jsonl").open("a") as log:  # it was killed, resumed and ended sooner
+        log.write('{"event": "resume", "step": 300}\n{"step": 400, "loss": 1.5}\n')
+    assert written(trained)
 
 
 def test_folders_and_passwords_are_left_out_of_languages_and_commands(trained):

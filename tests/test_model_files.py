@@ -580,6 +580,7 @@ def test_a_pattern_that_gives_up_on_a_text_is_named(folder, exported, tmp_path, 
     """The library panics. No check finds all such patterns before."""
     if backend == "onnx":
         folder = shutil.copytree(exported / "onnx", tmp_path / "onnx")
+        (folder / "export.json").unlink()  # it has the hash of tokenizer.json
     content = json.loads((folder / "tokenizer.json").read_text())
     split = SPLIT | {"pattern": {"Regex": "(?:ab|abab)+$c"}}
     steps = {"type": "Sequence", "pretokenizers": [split, content["pre_tokenizer"]]}
